@@ -1,0 +1,1 @@
+# The commands of the project. `make help` lists them.

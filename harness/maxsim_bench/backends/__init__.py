@@ -1,0 +1,1 @@
+"""Room `backends`: a name in, a callable out. May import: declare, `maxsim`."""

@@ -1,0 +1,68 @@
+"""What a backend is, and the inputs it is given. One small adapter a backend; adding one is one file.
+
+Room: `backends`. May import: declare, `maxsim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from maxsim_bench.declare.cell import Cell
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The tensors of one cell, the same for every backend of it.
+
+    Attributes:
+        Q: [Nq, Lq, d] query token embeddings (padded where `q_lengths` is given).
+        D: [B, Ld, d] dense or masked; [T, d] packed; [Nq, B, Ld, d] for pairing "candidates".
+        q_lengths: [Nq] int32 or None.
+        d_lengths: [B] int32 (masked and packed layouts) or None; [Nq, B] for candidates.
+        cu_seqlens: [B + 1] int64 offsets of a packed D, else None.
+    """
+
+    Q: torch.Tensor
+    D: torch.Tensor
+    q_lengths: torch.Tensor | None = None
+    d_lengths: torch.Tensor | None = None
+    cu_seqlens: torch.Tensor | None = None
+
+    def tensors(self) -> list[torch.Tensor]:
+        """Every tensor that is there."""
+        return [t for t in (self.Q, self.D, self.q_lengths, self.d_lengths, self.cu_seqlens) if t is not None]
+
+
+class Backend(Protocol):
+    """An implementation of the operator under test.
+
+    `prepare` does whatever may happen before the timed region (casts, padding, quantising, packing) and returns a
+    callable without arguments that does the work and returns the result: for `forward` float scores [Nq, B]
+    ([Nq, B] candidates, [B] pairs), for `training_step` the tuple (loss, dQ, dD).
+    `exact` says whether its result must equal the FP32 reference within `tolerance(cell)`, a relative bound.
+    """
+
+    name: str
+    exact: bool
+    install: str | None  # the command that makes it available, None for what is always there
+
+    def version(self) -> str:
+        """Package version for a peer, hash of the sources that decide the result for ours."""
+        ...
+
+    def supports(self, cell: Cell, device: str) -> str | None:
+        """None if this cell can run on this device ("cuda" or "cpu"), else the reason in words."""
+        ...
+
+    def tolerance(self, cell: Cell) -> float:
+        """Largest admitted relative error of a score against the FP32 reference, with its reason where it is declared."""
+        ...
+
+    def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
+        """The callable to time. Raises what the implementation raises."""
+        ...

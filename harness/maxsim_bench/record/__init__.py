@@ -1,0 +1,1 @@
+"""Room `record`: rows, the store that keeps them, and where they came from. May import: declare."""

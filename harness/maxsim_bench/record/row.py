@@ -1,0 +1,123 @@
+"""The row: what measuring one cell with one backend gave, or why it gave nothing.
+
+Room: `record`. May import: declare. The status decides which fields may be filled; that is enforced when a row is built.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from maxsim_bench.declare.cell import Cell, row_key
+
+SCHEMA_VERSION = 1
+Status = Literal["ok", "incorrect", "oom", "error", "timeout", "crash", "unsupported", "skipped"]
+
+# What only a successful measurement may hold.
+MEASURED = (
+    "latency_ms", "latency_p20_ms", "latency_p80_ms", "samples", "ci_width_percent", "flops", "bytes_min", "tflops",
+    "achieved_gbs", "percent_of_ceiling", "ceiling", "joules_per_mpair", "peak_extra_bytes", "peak_reserved_bytes",
+    "prepare_bytes", "speedup", "speedup_low", "speedup_high", "ndcg_at_10", "ndcg_at_10_reference", "delta",
+    "delta_low", "delta_high", "ndcg_at_5", "recall_at_10", "recall_at_100", "mrr_at_10", "queries", "ties",
+    "ties_across_cut", "queries_moved", "topk_overlap", "topk_overlap_20", "topk_overlap_100", "spearman", "kendall",
+)  # fmt: skip
+
+
+class Row(BaseModel):
+    """One row of `results/<gpu>/<experiment>.csv`. A number that was not measured is None (an empty field), never 0.
+
+    Units are in the names; `latency_ms` is the median, `speedup` the median of paired ratios over `speedup_baseline`
+    (baseline time / this time) with its 95 % bootstrap interval, `ceiling` which of compute, memory and launch binds.
+    `max_abs_err` and `max_rel_err` are against the FP32 reference and may also stand in an `incorrect` row.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cell: Cell
+    backend: str
+    backend_version: str
+    gpu: str  # name the driver gives the device that measured it, or the processor's
+    status: Status
+    error: str | None = None
+
+    latency_ms: float | None = None
+    latency_p20_ms: float | None = None
+    latency_p80_ms: float | None = None
+    samples: int | None = None
+    ci_width_percent: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    speedup_baseline: str | None = None
+    flops: float | None = None
+    bytes_min: float | None = None
+    tflops: float | None = None
+    achieved_gbs: float | None = None
+    percent_of_ceiling: float | None = None
+    ceiling: Literal["compute", "memory", "launch"] | None = None
+    joules_per_mpair: float | None = None
+
+    peak_extra_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    input_bytes: int | None = None
+    prepare_bytes: int | None = None
+
+    max_abs_err: float | None = None
+    mean_abs_err: float | None = None
+    max_rel_err: float | None = None
+
+    ndcg_at_10: float | None = None
+    ndcg_at_10_reference: float | None = None
+    delta: float | None = None
+    delta_low: float | None = None
+    delta_high: float | None = None
+    ndcg_at_5: float | None = None
+    recall_at_10: float | None = None
+    recall_at_100: float | None = None
+    mrr_at_10: float | None = None
+    queries: int | None = None
+    queries_moved: int | None = None
+    ties: int | None = None
+    ties_across_cut: int | None = None
+    topk_overlap: float | None = None
+    topk_overlap_20: float | None = None
+    topk_overlap_100: float | None = None
+    spearman: float | None = None
+    kendall: float | None = None
+    dataset_hash: str | None = None
+
+    kernel_config: str | None = None
+    order: int | None = None
+    throttled: str | None = None
+    extra: str | None = None  # JSON of figures that one experiment alone reports (nDCG after training, launches ...)
+    environment_id: str | None = None
+    schema_version: int = SCHEMA_VERSION
+    measured_at: str | None = None
+
+    @model_validator(mode="after")
+    def _status_decides(self) -> Row:
+        if self.status != "ok":
+            filled = [name for name in MEASURED if getattr(self, name) is not None]
+            if filled:
+                raise ValueError(f"status {self.status!r} holds no measurement, but {', '.join(filled)} is filled")
+            if not self.error:
+                raise ValueError(f"status {self.status!r} needs an `error` that says why")
+        return self
+
+    @property
+    def key(self) -> str:
+        """Identity for resume, merge and comparison."""
+        return row_key(self.cell.hash(), self.backend, self.backend_version)
+
+    def to_record(self) -> dict[str, Any]:
+        """Flat mapping in column order: cell_hash, the cell's axes, then the row's fields (device name as `gpu_name`)."""
+        own = self.model_dump(exclude={"cell"})
+        own["gpu_name"] = own.pop("gpu")
+        return {"cell_hash": self.cell.hash(), **self.cell.model_dump(), **own}
+
+    @classmethod
+    def columns(cls) -> list[str]:
+        """Every CSV column, in order."""
+        own = [name for name in cls.model_fields if name not in ("cell", "gpu")]
+        return ["cell_hash", *Cell.model_fields, *own, "gpu_name"]

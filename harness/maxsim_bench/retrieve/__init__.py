@@ -1,0 +1,1 @@
+"""Room `retrieve`: data set and encoder in; token embeddings, rankings and fidelity rows out. May import: record, backends."""
