@@ -1,0 +1,106 @@
+"""The tensors of a cell, drawn once from its seed: the same ones for every backend.
+
+Room: `backends`. May import: declare, `maxsim`. Random unit vectors, block by block, so that drawing a corpus costs no
+more memory than the corpus.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from maxsim_bench.backends.base import Inputs
+from maxsim_bench.backends.lengths import draw_lengths
+from maxsim_bench.declare.cell import Cell
+
+if TYPE_CHECKING:
+    import torch
+
+_BLOCK_ELEMENTS = 1 << 26  # 256 MiB of fp32 scratch while normalising
+
+
+class InputError(ValueError):
+    """A cell whose inputs cannot be made."""
+
+
+def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
+    """Inputs of a `forward` or `training_step` cell.
+
+    Args:
+        cell: with Nq, B, Lq, Ld, d and dtype set.
+        device: "cuda" or "cpu".
+        set_index: a timed block rotates over several sets; set i is drawn from seed and i.
+
+    Returns:
+        `Inputs` of L2-normalised standard normal tokens in the cell's dtype. Masked documents carry their lengths and
+        hold large finite garbage in the padding, so that a backend that reads it shows.
+
+    Raises:
+        InputError: for an axis that is missing or a source of inputs that is not there.
+    """
+    import torch
+
+    absent = [axis for axis in ("Nq", "B", "Lq", "Ld", "d", "dtype") if getattr(cell, axis) is None]
+    if absent:
+        raise InputError(f"cell {cell.hash()} of {cell.experiment}: {', '.join(absent)} not set, inputs need them")
+    if cell.inputs not in (None, "random"):
+        raise InputError(f"inputs = {cell.inputs!r}: only 'random' unit vectors can be drawn here")
+    assert cell.Nq and cell.B and cell.Lq and cell.Ld and cell.d and cell.dtype  # narrowed above
+    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[cell.dtype]
+    generator = torch.Generator(device=device)
+    generator.manual_seed(int(np.random.SeedSequence([cell.seed, set_index]).generate_state(1)[0]))
+    Q = unit_vectors((cell.Nq, cell.Lq, cell.d), dtype, device, generator)
+    documents = cell.Nq * cell.B if cell.pairing == "candidates" else cell.B
+    if cell.layout in (None, "dense"):
+        shape = (cell.Nq, cell.B) if cell.pairing == "candidates" else (cell.B,)
+        return Inputs(Q=Q, D=unit_vectors((*shape, cell.Ld, cell.d), dtype, device, generator))
+    name = cell.length_distribution or f"uniform:1:{cell.Ld}"
+    lengths = draw_lengths(name, documents, seed=cell.seed + 7919 * set_index, Ld=cell.Ld)
+    d_lengths = torch.from_numpy(lengths.astype(np.int32)).to(device)
+    if cell.layout == "packed":
+        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        D = unit_vectors((int(offsets[-1]), cell.d), dtype, device, generator)
+        return Inputs(Q=Q, D=D, d_lengths=d_lengths, cu_seqlens=torch.from_numpy(offsets).to(device))
+    D = unit_vectors((documents, cell.Ld, cell.d), dtype, device, generator)
+    D.masked_fill_((torch.arange(cell.Ld, device=device) >= d_lengths[:, None])[..., None], 9.0)
+    if cell.pairing == "candidates":
+        D, d_lengths = D.unflatten(0, (cell.Nq, cell.B)), d_lengths.view(cell.Nq, cell.B)
+    return Inputs(Q=Q, D=D, d_lengths=d_lengths)
+
+
+def unit_vectors(
+    shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator
+) -> torch.Tensor:
+    """L2-normalised standard normal vectors [..., d], drawn and normalised in fp32, rounded once to `dtype`."""
+    import torch
+
+    out = torch.empty(shape, dtype=dtype, device=device)
+    rows = out.view(-1, shape[-1])
+    step = max(1, _BLOCK_ELEMENTS // shape[-1])
+    for start in range(0, rows.shape[0], step):
+        block = rows[start : start + step]
+        x = torch.randn(block.shape, dtype=torch.float32, device=device, generator=generator)
+        block.copy_(torch.nn.functional.normalize(x, dim=-1, out=x))
+    return out
+
+
+def padded_documents(inputs: Inputs, Ld: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Documents as a padded tensor with lengths, which is what most implementations take.
+
+    Args:
+        inputs: any layout.
+        Ld: pitch of the padded tensor.
+
+    Returns:
+        D [B, Ld, d] (or [Nq, B, Ld, d]) and lengths [B] int32, None where nothing is padded. Packed rows are copied.
+    """
+    import torch
+
+    if inputs.cu_seqlens is None:
+        return inputs.D, inputs.d_lengths
+    assert inputs.d_lengths is not None
+    D = torch.zeros((inputs.d_lengths.shape[0], Ld, inputs.D.shape[1]), dtype=inputs.D.dtype, device=inputs.D.device)
+    valid = torch.arange(Ld, device=D.device) < inputs.d_lengths[:, None]
+    D[valid] = inputs.D
+    return D, inputs.d_lengths
