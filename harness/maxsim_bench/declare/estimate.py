@@ -1,0 +1,115 @@
+"""What a cell will take: input bytes, the tensor an eager backend materialises, arithmetic, time, and the card.
+
+Room: `declare`. Imports nothing else of ours. Estimates order a plan and warn before a run; no result is made of them.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from functools import cache
+from importlib import resources
+
+from pydantic import BaseModel, ConfigDict
+
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import Plan, Timing
+
+DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
+# Start-up, inputs, the correctness checks and the memory pass: about this much beside the samples.
+OVERHEAD_S = 0.5
+
+
+class Gpu(BaseModel):
+    """A known card: data-sheet peaks (10¹² operations a second, dense) and memory (10⁹ bytes); None where unknown."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    key: str
+    pattern: str | None = None
+    min_gb: float = 0.0
+    max_gb: float = float("inf")
+    memory_gb: float | None = None
+    fp16_tflops: float
+    bf16_tflops: float
+    tf32_tflops: float
+    fp32_tflops: float
+    int8_tops: float
+    bandwidth_gbs: float
+    l2_mb: float | None = None
+    source: str
+
+
+@cache
+def known_gpus() -> dict[str, Gpu]:
+    """Key → card, from `gpus.toml`."""
+    text = resources.files("maxsim_bench.declare").joinpath("gpus.toml").read_text(encoding="utf-8")
+    return {key: Gpu(key=key, **fields) for key, fields in tomllib.loads(text).items()}
+
+
+def gpu_key(device_name: str, memory_bytes: int) -> str:
+    """The key of a card, from the name the driver gives it and its memory; an unknown card's name in lower case."""
+    gigabytes = memory_bytes / 1e9
+    for gpu in known_gpus().values():
+        fits = gpu.min_gb <= gigabytes < gpu.max_gb
+        if gpu.pattern and fits and re.search(gpu.pattern, device_name, re.IGNORECASE):
+            return gpu.key
+    return re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-")
+
+
+def capacity(cell: Cell) -> int | None:
+    """Bytes of device memory the cell may use: its cap or the card's memory, whichever is less; None if unknown."""
+    gpu = known_gpus().get(cell.gpu)
+    room = [int(gpu.memory_gb * 1e9)] if gpu and gpu.memory_gb else []
+    return min(room + ([cell.memory_cap] if cell.memory_cap else []), default=None)
+
+
+def pairs(cell: Cell) -> int:
+    """Query-document pairs that are scored; 0 for a cell without sizes (a fidelity cell's come from its data set)."""
+    if cell.B is None:
+        return 0
+    return cell.B if cell.pairing == "pairs" else cell.B * (cell.Nq or 1)
+
+
+def mean_length(cell: Cell) -> float:
+    """Mean tokens a document: of "uniform:low:high" exactly, else the maximum, which bounds it."""
+    longest = float(cell.Ld or 0)
+    drawn = re.fullmatch(r"uniform:(\d+):(\d+)", cell.length_distribution or "")
+    return min(longest, (int(drawn[1]) + int(drawn[2])) / 2) if drawn else longest
+
+
+def input_bytes(cell: Cell) -> int:
+    """Bytes of Q and D as the cell gives them (padding included, unless packed)."""
+    size = DTYPE_BYTES[cell.dtype or "fp32"] * (cell.d or 0)
+    documents = pairs(cell) if cell.pairing == "candidates" else (cell.B or 0)
+    rows = mean_length(cell) if cell.layout == "packed" else float(cell.Ld or 0)
+    return int(size * ((cell.Nq or 0) * (cell.Lq or 0) + documents * rows))
+
+
+def eager_bytes(cell: Cell) -> int:
+    """Bytes of the similarity tensor [pairs, Lq, Ld] in the cell's dtype: what an eager backend materialises."""
+    return DTYPE_BYTES[cell.dtype or "fp32"] * pairs(cell) * (cell.Lq or 0) * (cell.Ld or 0)
+
+
+def flops(cell: Cell) -> float:
+    """Multiplications and additions of the scores: 2 · pairs · Lq · mean Ld · d."""
+    return 2.0 * pairs(cell) * (cell.Lq or 0) * mean_length(cell) * (cell.d or 0)
+
+
+def call_seconds(cell: Cell) -> float:
+    """Seconds of one eager call (product, write and read of the tensor, read of the inputs): an upper figure."""
+    gpu = known_gpus().get(cell.gpu) or known_gpus()["l4"]  # an unknown card: the slowest known one
+    rate = {"fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops, "fp32": gpu.fp32_tflops}[cell.dtype or "fp32"] * 1e12
+    work = 3.0 if cell.op == "training_step" else 1.0
+    return work * (flops(cell) / rate + (2 * eager_bytes(cell) + input_bytes(cell)) / (gpu.bandwidth_gbs * 1e9)) + 1e-5
+
+
+def plan_seconds(plan: Plan, timing: Timing) -> float:
+    """Seconds to measure a plan: for every backend of every cell its set-up, overhead and samples."""
+    total = 0.0
+    for planned in plan.planned:
+        call = call_seconds(planned.cell)
+        samples = max(timing.min_samples * call, min(timing.seconds, timing.max_samples * call))
+        for backend in planned.backends:
+            total += timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + 5 * call + samples
+    return total

@@ -1,0 +1,107 @@
+"""Expansion of a declared grid: the product of its axes, less what its constraints leave out, each with its reason.
+
+Room: `declare`. Imports nothing else of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.estimate import capacity, input_bytes
+from maxsim_bench.declare.experiment import (
+    VARIANT,
+    Experiment,
+    LeaveOut,
+    LeftOut,
+    Plan,
+    Planned,
+    axis_value,
+    matches,
+    split_axes,
+)
+
+
+def expand(experiment: Experiment, gpu: str) -> Plan:
+    """The grid of one card: each cell once, in the order of the axes, with the backends that measure it.
+
+    A file that names neither `gpu` nor "any" has no cells for it. "any" stands for every card, but not for "cpu",
+    because sizes that suit a card take a processor for ever: that one is named or left out.
+    """
+    plan = Plan(planned=[], left_out=[])
+    named = experiment.gpus()
+    if gpu not in named and (gpu == "cpu" or "any" not in named):
+        return plan
+    for cell in dict.fromkeys(_product(experiment, gpu)):
+        why = _left_out(experiment, cell)
+        if why is not None:
+            plan.left_out.append(LeftOut(cell=cell, why=why))
+            continue
+        backends = backends_for(experiment, cell)
+        if backends:
+            plan.planned.append(Planned(cell=cell, backends=tuple(backends)))
+        for rule in _rules_on_backends(experiment, cell):
+            gone = tuple(b for b in rule.backends or () if b in experiment.backends)
+            plan.left_out.append(LeftOut(cell=cell, why=rule.why, backends=gone))
+    return plan
+
+
+def backends_for(experiment: Experiment, cell: Cell) -> list[str]:
+    """The experiment's backends, less those that a constraint leaves out of this cell."""
+    gone = {b for rule in _rules_on_backends(experiment, cell) for b in rule.backends or ()}
+    return [b for b in experiment.backends if b not in gone]
+
+
+def _rules_on_backends(experiment: Experiment, cell: Cell) -> list[LeaveOut]:
+    """Constraints that remove backends of the experiment from this cell."""
+    return [
+        rule
+        for rule in experiment.leave_out
+        if rule.backends is not None and set(rule.backends) & set(experiment.backends) and matches(rule.when, cell)
+    ]
+
+
+def _left_out(experiment: Experiment, cell: Cell) -> str | None:
+    for rule in experiment.leave_out:
+        if rule.backends is None and matches(rule.when, cell):
+            return rule.why
+    room = capacity(cell)
+    needed = input_bytes(cell)
+    if experiment.unfit == "leave_out" and room is not None and needed > room:
+        cap = "under its memory cap" if cell.memory_cap else f"on {cell.gpu}"
+        return (
+            f"{experiment.source}: axes: fits no backend: the inputs alone take {needed / 1e9:.1f} GB, and {cap} there "
+            f'are {room / 1e9:.1f} GB. Lower B, or set unfit = "run" to record the failure'
+        )
+    return None
+
+
+def _product(experiment: Experiment, gpu: str) -> Iterator[Cell]:
+    axes = flat_axes(experiment)
+    axes.pop("gpu", None)
+    fixed: dict[str, Any] = {"experiment": experiment.name, "gpu": gpu, "op": experiment.op}
+    groups = [[dict(zip(split_axes(key), choice, strict=True)) for choice in rows] for key, rows in axes.items()]
+    for choices in product(*groups):
+        values: dict[str, Any] = {k: v for choice in choices for k, v in choice.items()}
+        free = {k.removeprefix(VARIANT): values.pop(k) for k in list(values) if k.startswith(VARIANT)}
+        variant = ";".join(f"{k}={v}" for k, v in sorted(free.items()) if v is not None)
+        yield Cell(**fixed, **values, variant=variant or None)
+
+
+def flat_axes(experiment: Experiment) -> dict[str, list[tuple[Any, ...]]]:
+    """Axis key → rows of typed values, one for each axis the key names; `timing.policies` is an axis like any other."""
+    declared = dict(experiment.axes)
+    variants = declared.pop("variant", {})
+    declared.update({VARIANT + name: values for name, values in variants.items()})
+    if experiment.op != "fidelity":  # rankings are not timed
+        declared.setdefault("timing_policy", list(experiment.timing.policies))
+    flat = {}
+    for key, given in declared.items():
+        names = split_axes(key)
+        rows = given if isinstance(given, (list, tuple)) else [given]
+        if len(names) == 1:
+            rows = [[value] for value in rows]
+        flat[key] = [tuple(axis_value(n, v) for n, v in zip(names, row, strict=True)) for row in rows]
+    return flat

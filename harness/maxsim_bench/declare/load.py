@@ -1,0 +1,286 @@
+"""TOML file in, checked `Experiment` out; or every mistake of the file at once, with line, key and suggestion.
+
+Room: `declare`. Imports nothing else of ours.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Iterator
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from maxsim_bench.declare.estimate import known_gpus
+from maxsim_bench.declare.experiment import (
+    AXES,
+    PROFILES,
+    VARIANT,
+    AllowedFailure,
+    DeclarationError,
+    Experiment,
+    LeaveOut,
+    Profile,
+    ProfileName,
+    Timing,
+    axis_value,
+    comparison,
+    split_axes,
+)
+
+Path_ = tuple[str | int, ...]  # where in the file: ("profiles", "smoke", "axes", "B")
+_FIELDS: dict[str, Collection[str]] = {
+    "": [f for f in Experiment.model_fields if f != "source"],
+    "timing": Timing.model_fields,
+    "leave_out": LeaveOut.model_fields,
+    "allow": AllowedFailure.model_fields,
+    "smoke": Profile.model_fields,
+    "paper": Profile.model_fields,
+    "profiles": ("smoke", "paper"),
+}
+
+
+def load_directory(folder: Path, backends: Collection[str] | None = None) -> dict[str, Experiment]:
+    """Every experiment below `folder` by name, sorted. Raises one `DeclarationError` with the mistakes of all files."""
+    found: dict[str, Experiment] = {}
+    problems: list[str] = []
+    for path in sorted(folder.glob("*.toml")):
+        try:
+            found[path.stem] = load(path, backends)
+        except DeclarationError as error:
+            problems += error.problems
+    if problems:
+        raise DeclarationError(problems)
+    return found
+
+
+def load(path: Path, backends: Collection[str] | None = None) -> Experiment:
+    """The experiment that `path` declares. `backends` are the known names (None: not checked).
+
+    Raises `DeclarationError` with one line for each mistake: `file:line: key: what is wrong. What to do.`
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+        given = tomllib.loads(text)
+    except OSError as error:
+        raise DeclarationError([f"{path}: cannot be read: {error.strerror}. Check the name."]) from None
+    except UnicodeDecodeError as error:
+        raise DeclarationError([f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8."]) from None
+    except tomllib.TOMLDecodeError as error:
+        message = re.sub(r" \(at (line (\d+), column \d+|end of document)\)$", "", str(error))
+        line = re.search(r"\(at line (\d+)", str(error))
+        where = line[1] if line else text.count("\n") + 1
+        raise DeclarationError([f"{path}:{where}: not TOML: {message}."]) from None
+    lines = _line_numbers(text)
+    mistakes = sorted(set(_mistakes(path, given, backends)), key=lambda m: (_line(lines, m[0]), m[1]))
+    if mistakes:
+        raise DeclarationError([f"{path}:{_line(lines, at)}: {_name(at)}{told}" for at, told in mistakes])
+    return Experiment.model_validate({**given, "source": str(path)})
+
+
+def suggest(word: str, choices: Collection[str]) -> str:
+    """ "Did you mean 'fused'?", or the list of choices if nothing is close."""
+    close = get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    lower = {c.lower(): c for c in choices}
+    if not close and word.lower() in lower:
+        close = [lower[word.lower()]]
+    return f"Did you mean {close[0]!r}?" if close else f"Choose from {', '.join(sorted(choices))}."
+
+
+def _mistakes(path: Path, given: dict[str, Any], backends: Collection[str] | None) -> Iterator[tuple[Path_, str]]:
+    try:
+        experiment = Experiment.model_validate({**given, "source": str(path)})
+    except ValidationError as error:
+        yield from (_from_pydantic(e["loc"], e["type"], e["msg"]) for e in error.errors())
+        experiment = None
+    for at, axes in _tables(given, "axes"):
+        yield from _axis_mistakes(at, axes)
+    for at, when in _tables(given, "when"):
+        yield from _condition_mistakes(at, when)
+    yield from _backend_mistakes(given, backends)
+    if given.get("name") not in (None, path.stem):
+        yield (
+            ("name",),
+            f"{given['name']!r}, but the file is {path.name}. Name both alike, the CSV too takes this name.",
+        )
+    if experiment is not None:
+        for profile in PROFILES:
+            yield from _profile_mistakes(experiment, profile)
+
+
+def _from_pydantic(loc: Path_, kind: str, message: str) -> tuple[Path_, str]:
+    if kind == "extra_forbidden":
+        table = next((str(part) for part in reversed(loc[:-1]) if isinstance(part, str)), "")
+        return loc, f"unknown key. {suggest(str(loc[-1]), _FIELDS[table])}"
+    if kind == "missing":
+        return loc[:-1], f"{loc[-1]} is missing."
+    if loc and loc[0] == "profiles" and loc[-1] == "[key]":
+        return loc[:-1], f"unknown profile. {suggest(str(loc[1]), ('smoke', 'paper'))} The file itself is full."
+    return loc, message[0].lower() + message[1:] + "."
+
+
+def _tables(given: Any, name: str, at: Path_ = ()) -> Iterator[tuple[Path_, dict[str, Any]]]:
+    """Every table called `name`, wherever it stands, with its place; axes are not searched for further tables."""
+    items = given.items() if isinstance(given, dict) else enumerate(given) if isinstance(given, list) else ()
+    for key, value in items:
+        if key == name and isinstance(value, dict):
+            yield (*at, key), value
+        elif key != "axes":
+            yield from _tables(value, name, (*at, key))
+
+
+def _axis_mistakes(at: Path_, axes: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
+    for key, given in axes.items():
+        if key == "variant":
+            if not isinstance(given, dict):
+                yield (*at, key), "is a table: [axes.variant] with one list for each free axis."
+                continue
+            for name, values in given.items():
+                yield from _value_mistakes((*at, key, name), [VARIANT + name], values)
+            continue
+        names = split_axes(key)
+        unknown = [n for n in names if n not in AXES]
+        if unknown:
+            yield (*at, key), f"unknown axis {unknown[0]!r}. {suggest(unknown[0], AXES)}"
+        else:
+            yield from _value_mistakes((*at, key), names, given)
+
+
+def _value_mistakes(at: Path_, names: list[str], given: Any) -> Iterator[tuple[Path_, str]]:
+    rows = given if isinstance(given, list) else [given]
+    if not rows:
+        yield at, "is empty, so the grid has no cell. Give at least one value, or remove the axis."
+    if len({repr(row) for row in rows}) < len(rows):
+        twice = next(row for i, row in enumerate(rows) if row in rows[:i])
+        yield at, f"holds {twice!r} twice. Remove one."
+    for row in rows:
+        if len(names) > 1 and (not isinstance(row, list) or len(row) != len(names)):
+            yield at, f"{row!r} is not one value for each of {', '.join(names)}. Write [[32, 300], [32, 1024]]."
+            continue
+        for name, value in zip(names, row if len(names) > 1 else [row], strict=True):
+            if name == "gpu":
+                if value != "any" and value not in known_gpus():
+                    yield at, f"unknown card {value!r}. {suggest(str(value), ['any', *known_gpus()])}"
+                continue
+            try:
+                axis_value(name, value)
+            except (ValueError, TypeError) as error:
+                yield at, f"{name} = {value!r}, but {error}. Remove or correct it."
+
+
+def _condition_mistakes(at: Path_, when: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
+    for axis, condition in when.items():
+        if axis not in AXES and not axis.startswith(VARIANT):
+            yield (*at, axis), f"unknown axis. {suggest(axis, AXES)}"
+            continue
+        pending = [condition]
+        while pending:
+            one = pending.pop()
+            operator, operand = comparison(one)
+            if isinstance(one, dict):
+                if set(one) != {"not"}:
+                    yield (*at, axis), f"{one!r} is no condition. The only table is {{ not = value }}."
+                else:
+                    pending.append(one["not"])
+            elif isinstance(one, list):
+                pending += one
+            elif operator is None:
+                try:
+                    axis_value(axis, one)
+                except (ValueError, TypeError) as error:
+                    yield (*at, axis), f"{one!r} never holds: {error}."
+            elif operand not in AXES and not re.fullmatch(r"-?\d+", operand):
+                yield (*at, axis), f"{one!r} compares with neither a whole number nor an axis. {suggest(operand, AXES)}"
+
+
+def _backend_mistakes(given: dict[str, Any], known: Collection[str] | None) -> Iterator[tuple[Path_, str]]:
+    declared = given.get("backends")
+    mine = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
+    if len(set(map(repr, mine))) < len(mine):
+        yield ("backends",), "names a backend twice. Remove one."
+    for name in mine:
+        if known is not None and name not in known:
+            yield ("backends",), f"unknown backend {name!r}. {suggest(str(name), known)}"
+    others: list[tuple[Path_, Any]] = [(("baseline",), given["baseline"])] if "baseline" in given else []
+    for section in ("leave_out", "allow"):
+        entries = given.get(section)
+        for i, entry in enumerate(entries if isinstance(entries, list) else []):
+            others.append(((section, i, "backends"), entry.get("backends", [])))
+    profiles = given.get("profiles")
+    for profile, change in (profiles if isinstance(profiles, dict) else {}).items():
+        others.append((("profiles", profile, "backends"), change.get("backends", [])))
+    for at, names in others:
+        for name in [names] if isinstance(names, str) else names:
+            if name not in mine:
+                yield at, f"{name!r} is not among the backends of this experiment. {suggest(str(name), mine)}"
+
+
+def _profile_mistakes(experiment: Experiment, profile: ProfileName) -> Iterator[tuple[Path_, str]]:
+    """What shows only once a profile has been applied: axes named twice or lost, bad timing, a grid without cells."""
+    at: Path_ = () if profile == "full" else ("profiles", profile)
+    try:
+        changed = experiment.under(profile)
+    except ValidationError as error:
+        for e in error.errors():
+            yield _from_pydantic((*at, "timing", *e["loc"]), e["type"], e["msg"])
+        return
+    named = [n for key in changed.axes for n in split_axes(key)]
+    for axis in sorted({n for n in named if named.count(n) > 1}):
+        yield (*at, "axes"), f"{axis} is given twice. Name it in one key only."
+    if "timing_policy" in named and changed.timing.policies != ("cold_l2",):
+        yield (*at, "timing", "policies"), "is the axis timing_policy, which is given too. Remove one."
+    for policy in changed.timing.policies:
+        try:
+            axis_value("timing_policy", policy)
+        except ValueError as error:
+            yield (*at, "timing", "policies"), f"{policy!r}: {error}."
+    lost = {n for key in experiment.axes for n in split_axes(key)} - set(named)
+    if lost:
+        yield (*at, "axes"), f"replaces a linked axis but not {', '.join(sorted(lost))}. Give every axis of the link."
+
+
+def _line_numbers(text: str) -> dict[Path_, int]:
+    """Place of every table and key → line.
+
+    tomllib keeps none, and TOML's grammar is not ours to repeat: headers and the keys that begin a line are enough to
+    name the line of a mistake; what stands inside a value has the line of its key.
+    """
+    lines: dict[Path_, int] = {}
+    counts: dict[Path_, int] = {}
+    table: Path_ = ()
+    in_text = ""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if in_text:
+            in_text = "" if in_text in line else in_text
+            continue
+        header = re.match(r"\s*(\[\[?)([^\[\]]+)\]\]?\s*(#.*)?$", line)
+        key = re.match(r"""\s*("[^"]+"|'[^']+'|[\w.-]+)\s*=""", line)
+        if header and "," not in header[2]:
+            table = _place(header[2])
+            if header[1] == "[[":
+                counts[table] = counts.get(table, -1) + 1
+                table = (*table, counts[table])
+            lines.setdefault(table, number)
+        elif key:
+            lines.setdefault((*table, *_place(key[1])), number)
+        for mark in ('"""', "'''"):
+            if line.count(mark) % 2:
+                in_text = mark
+    return lines
+
+
+def _place(dotted: str) -> Path_:
+    return tuple(part.strip().strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[^.]+", dotted.strip()))
+
+
+def _line(lines: dict[Path_, int], at: Path_) -> int:
+    while at and at not in lines:
+        at = at[:-1]
+    return lines.get(at, 1)
+
+
+def _name(at: Path_) -> str:
+    return ".".join(str(part) for part in at if not isinstance(part, int)) + ": " if at else ""
