@@ -1,11 +1,13 @@
 """The row: what measuring one cell with one backend gave, or why it gave nothing.
 
-Room: `record`. May import: declare. The status decides which fields may be filled; that is enforced when a row is built.
+Room: `record`. May import: declare. What a status may hold is enforced when a row is built.
 """
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
@@ -111,13 +113,52 @@ class Row(BaseModel):
         return row_key(self.cell.hash(), self.backend, self.backend_version)
 
     def to_record(self) -> dict[str, Any]:
-        """Flat mapping in column order: cell_hash, the cell's axes, then the row's fields (device name as `gpu_name`)."""
+        """Flat mapping: cell_hash, the cell's axes, then the row's fields (device name as `gpu_name`)."""
         own = self.model_dump(exclude={"cell"})
         own["gpu_name"] = own.pop("gpu")
         return {"cell_hash": self.cell.hash(), **self.cell.model_dump(), **own}
+
+    def same_as(self, other: Row) -> bool:
+        """Whether both would be written alike (two NaN are)."""
+        return repr(self.to_record()) == repr(other.to_record())
 
     @classmethod
     def columns(cls) -> list[str]:
         """Every CSV column, in order."""
         own = [name for name in cls.model_fields if name not in ("cell", "gpu")]
         return ["cell_hash", *Cell.model_fields, *own, "gpu_name"]
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, str]) -> Row:
+        """The row that wrote this record; an empty field is None, a column that is not there too.
+
+        Raises ValueError for a number that is not written as Python writes one ("2." is a torn 2.5, not two), for a
+        status that holds what it must not, and where `cell_hash` is not that of the axes beside it.
+        """
+        given = {k: v for k, v in record.items() if v != ""}
+        stored_hash = given.pop("cell_hash", None)
+        axes = {k: _typed(Cell, k, given.pop(k)) for k in list(given) if k in Cell.model_fields}
+        own = {("gpu" if k == "gpu_name" else k): v for k, v in given.items()}
+        row = cls(cell=Cell.model_validate(axes), **{k: _typed(cls, k, v) for k, v in own.items()})
+        if stored_hash != row.cell.hash():
+            raise ValueError(
+                f"cell_hash is {stored_hash}, but these axes hash to {row.cell.hash()}: a field was changed"
+            )
+        return row
+
+
+_WRITTEN = {
+    int: re.compile(r"-?\d+"),
+    float: re.compile(r"-?(\d+(\.\d+)?(e[+-]?\d+)?|inf|nan)"),
+}
+
+
+def _typed(model: type[BaseModel], name: str, text: str) -> Any:
+    """`text` as the field's type; only the spelling that writing the type gives is accepted."""
+    field = model.model_fields.get(name)
+    for kind in (int, float):
+        if field is not None and kind in (field.annotation, *get_args(field.annotation)):
+            if not _WRITTEN[kind].fullmatch(text):
+                raise ValueError(f"{name} is {text!r}, which is no {kind.__name__}")
+            return kind(text)
+    return text

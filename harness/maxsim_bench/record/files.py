@@ -1,0 +1,116 @@
+"""Files that survive a kill, a full disk and a second writer: locks that name their holder, atomic replacement.
+
+Room: `record`. Imports nothing else of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+_NO_SPACE = {errno.ENOSPC, getattr(errno, "EDQUOT", errno.ENOSPC)}
+
+
+class StoreError(RuntimeError):
+    """A results file that cannot be read or written as asked; the message says which, where and what to do."""
+
+
+@contextmanager
+def hold(path: Path, *, what: str) -> Iterator[None]:
+    """Hold the lock file `path` for the life of the block; raises `StoreError` naming the holder if somebody has it.
+
+    The operating system drops the lock when the holder ends, however it ends, so there is no stale one to remove.
+    """
+    import fcntl  # not on Windows, where nothing of this harness measures
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+", encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in (errno.EAGAIN, errno.EACCES):
+                raise StoreError(
+                    f"{path}: cannot be locked: {error.strerror}. Put the results on a local disk."
+                ) from None
+            raise StoreError(f"{what} is being written by {_holder(path)}. Wait for it, or stop it.") from None
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "command": " ".join(sys.argv)}) + "\n")
+        file.flush()
+        try:
+            yield
+        finally:
+            file.truncate(0)
+
+
+def _holder(path: Path) -> str:
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {told['pid']} on {told['host']} ({told['command']})"
+    except (ValueError, KeyError, OSError):  # the holder has not written its name yet
+        return "another process"
+
+
+def write_all(file: IO[bytes], data: bytes) -> None:
+    """Write every byte to an unbuffered file: a raw write may be short where the disk fills up."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) :]
+
+
+def append_durably(path: Path, data: bytes, at: int) -> None:
+    """Write `data` at byte `at` of `path`, cutting off what lies behind, and wait for the disk.
+
+    If the disk is full the file is cut back to `at` and `StoreError` raised.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    created = not path.exists()
+    with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b", buffering=0) as file:
+        file.truncate(at)
+        file.seek(at)
+        try:
+            write_all(file, data)
+            os.fsync(file.fileno())
+        except OSError as error:
+            file.truncate(at)
+            raise _told(path, error) from error
+    if created:
+        _sync_directory(path.parent)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace `path` by `data`, whole or not at all, and wait for the disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb", buffering=0) as file:
+            write_all(file, data)
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise _told(path, error) from error
+    _sync_directory(path.parent)
+
+
+def _told(path: Path, error: OSError) -> StoreError:
+    if error.errno in _NO_SPACE:
+        return StoreError(
+            f"{path}: the disk is full. Every earlier row is safe; free some space and run the same command again."
+        )
+    return StoreError(f"{path}: cannot be written: {error.strerror}. Every earlier row is safe.")
+
+
+def _sync_directory(folder: Path) -> None:
+    """A new name is on the disk only when its directory is."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,92 @@
+"""Merging stores: results that another machine measured join ours; rows that contradict each other are refused.
+
+Room: `record`. May import: declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from maxsim_bench.record.files import StoreError
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import add_environments, append_samples, read_environments, read_samples
+from maxsim_bench.record.store import Store
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What a merge did to one file: rows it added, and rows that were there already."""
+
+    path: Path
+    added: int
+    present: int
+
+
+def merge_rows(parts: Iterable[tuple[str, Iterable[Row]]]) -> list[Row]:
+    """The union of named lists of rows, oldest measurement first, the same whatever the order of the parts.
+
+    Equal rows collapse. Raises `StoreError` listing each key that two parts hold with different values.
+    """
+    found: dict[str, tuple[str, Row]] = {}
+    conflicts = []
+    for name, rows in parts:
+        for row in rows:
+            other, present = found.setdefault(row.key, (name, row))
+            if not present.same_as(row):
+                conflicts.append(_conflict(row.key, other, present, name, row))
+    if conflicts:
+        raise StoreError(
+            "\n".join([*conflicts, "Nothing was merged. Delete the rows that are wrong, then merge again."])
+        )
+    return sorted((row for _, row in found.values()), key=lambda row: (row.measured_at or "", row.key))
+
+
+def merge(sources: Iterable[Path], into: Path) -> list[Merged]:
+    """Merge CSV files, or directories of them, into `into` (a CSV, or a directory); its samples and environments too.
+
+    Directories are matched by the relative path of each CSV. Everything is checked before anything is written.
+    """
+    files: dict[Path, list[Path]] = {}
+    for source in sources:
+        for csv_path, target in _pairs(source, into):
+            files.setdefault(target, []).append(csv_path)
+    plan = []
+    for target, origins in files.items():
+        present = Store(target).rows()
+        merged = merge_rows([(str(target), present), *((str(o), Store(o).rows()) for o in origins)])
+        plan.append((target, origins, present, merged))
+    return [_write(*entry) for entry in plan]
+
+
+def _write(target: Path, origins: list[Path], present: list[Row], merged: list[Row]) -> Merged:
+    store = Store(target)
+    added = {row.key for row in merged} - {row.key for row in present}
+    with store.lock():
+        if store.rows() != present:
+            raise StoreError(f"{target}: changed while it was merged. Merge again.")
+        for origin in origins:
+            add_environments(target.parent, read_environments(origin.parent))
+            append_samples(target, {k: v for k, v in read_samples(origin).items() if k in added})
+        store.append(row for row in merged if row.key in added)
+    return Merged(target, len(added), len(present))
+
+
+def _pairs(source: Path, into: Path) -> list[tuple[Path, Path]]:
+    if source.is_file():
+        return [(source, into if into.suffix == ".csv" else into / source.name)]
+    if not source.is_dir():
+        raise StoreError(f"{source}: is not there. Name a CSV of results, or a directory that holds some.")
+    found = [path for path in sorted(source.rglob("*.csv")) if not path.is_relative_to(into)]
+    if not found:
+        raise StoreError(f"{source}: holds no CSV of results.")
+    if into.suffix == ".csv":
+        raise StoreError(f"{into}: is one file, but {source} is a directory. Name a directory to merge into.")
+    return [(path, into / path.relative_to(source)) for path in found]
+
+
+def _conflict(key: str, one: str, first: Row, two: str, second: Row) -> str:
+    a, b = first.to_record(), second.to_record()
+    differing = [f"{name} {a[name]!r} and {b[name]!r}" for name in a if a[name] != b[name]]
+    return f"{key}: {one} and {two} disagree: {', '.join(differing[:4])}{' …' if len(differing) > 4 else ''}"

@@ -1,0 +1,82 @@
+"""Raw samples and environments beside a CSV: one gzip member of JSON an append, and `environment.json` by id.
+
+Room: `record`. Imports nothing else of ours. Samples are what comparisons and bootstrap intervals are made of, so they
+are kept as measured; rounding belongs to the report.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from maxsim_bench.record.files import StoreError, append_durably, hold, replace_file
+
+
+def samples_path(csv_path: Path) -> Path:
+    """Where the raw samples of a CSV lie: `forward.csv` → `forward.samples.jsonl.gz`."""
+    return csv_path.with_name(csv_path.stem + ".samples.jsonl.gz")
+
+
+def append_samples(csv_path: Path, samples: Mapping[str, Any]) -> None:
+    """Add row key → whatever JSON holds (times in ms, order). The caller holds the store's lock."""
+    if not samples:
+        return
+    path = samples_path(csv_path)
+    lines = "".join(json.dumps({"key": k, "samples": v}, separators=(",", ":")) + "\n" for k, v in samples.items())
+    packer = zlib.compressobj(level=9, wbits=31)
+    end = _members(path)[1] if path.exists() else 0
+    append_durably(path, packer.compress(lines.encode("utf-8")) + packer.flush(), at=end)
+
+
+def read_samples(csv_path: Path) -> dict[str, Any]:
+    """Row key → samples; the last entry of a key wins (it was measured again). A torn last member is left out."""
+    path = samples_path(csv_path)
+    if not path.exists():
+        return {}
+    lines = _members(path)[0].decode("utf-8").splitlines()
+    return {entry["key"]: entry["samples"] for entry in map(json.loads, lines)}
+
+
+def _members(path: Path) -> tuple[bytes, int]:
+    """The content of all finished gzip members, and the byte where the last of them ends."""
+    rest = path.read_bytes()
+    whole, end = [], 0
+    while rest:
+        unpacker = zlib.decompressobj(wbits=31)
+        try:
+            content = unpacker.decompress(rest)
+        except zlib.error as error:
+            raise StoreError(f"{path}: damaged after byte {end}: {error}. Restore the file, or delete it.") from None
+        if not unpacker.eof:
+            break
+        end += len(rest) - len(unpacker.unused_data)
+        whole.append(content)
+        rest = unpacker.unused_data
+    return b"".join(whole), end
+
+
+def read_environments(folder: Path) -> dict[str, Any]:
+    """Environment id → what was captured, from `environment.json`; empty if there is none."""
+    path = folder / "environment.json"
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(f"{path}: not JSON: {error}. Restore the file, or delete it.") from None
+    if not isinstance(found, dict):
+        raise StoreError(f"{path}: holds no environments by id. Restore the file, or delete it.")
+    return found
+
+
+def add_environments(folder: Path, environments: Mapping[str, Any]) -> None:
+    """Keep environments by id; an id stands for its content, so what is there stays."""
+    with hold(folder / "environment.json.lock", what=str(folder / "environment.json")):
+        known = read_environments(folder)
+        if set(environments) - set(known):
+            merged = {**environments, **known}
+            text = json.dumps(merged, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+            replace_file(folder / "environment.json", text.encode("utf-8"))
