@@ -1,0 +1,88 @@
+"""What people run today in PyTorch: materialise and reduce, in one piece, in blocks, or through the compiler.
+
+Room: `backends`. May import: declare, `maxsim`. The code measured is in `maxsim.baselines`; this adapts it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from maxsim_bench.backends.base import Inputs
+from maxsim_bench.backends.identity import source_hash
+from maxsim_bench.backends.inputs import padded_documents
+from maxsim_bench.backends.tolerances import FP32_OPERANDS, HALF_RESULT, TF32_OPERANDS
+from maxsim_bench.declare.cell import Cell
+
+Arithmetic = Literal["as_given", "fp32", "tf32"]
+
+
+@dataclass(frozen=True)
+class TorchBaseline:
+    """One of `maxsim.baselines`, with the operands as given or cast up before the timed region.
+
+    Attributes:
+        name: of the backend.
+        style: eager | chunked | compiled | compiled_graphs.
+        arithmetic: "as_given" multiplies and sums in the cell's dtype; "fp32" and "tf32" cast the operands up first.
+    """
+
+    name: str
+    style: Literal["eager", "chunked", "compiled", "compiled_graphs"]
+    arithmetic: Arithmetic = "as_given"
+    exact: bool = False
+    install: str | None = None
+
+    def version(self) -> str:
+        return source_hash("baselines.py")
+
+    def supports(self, cell: Cell, device: str) -> str | None:
+        if cell.op != "forward":
+            return "measured on the forward operator only"
+        if cell.quantiser is not None:
+            return "takes operands as given; quantised operands are backends of their own"
+        if cell.pairing not in (None, "all"):
+            return "scores every query with every document"
+        if self.style.startswith("compiled") and device != "cuda":
+            return "max-autotune is a search over GPU kernels; on a processor it needs a C++ compiler"
+        if self.style == "chunked" and cell.chunk is not None and cell.B is not None and cell.chunk > cell.B:
+            return f"chunk {cell.chunk} is larger than the corpus of {cell.B}"
+        if self.arithmetic == "tf32" and device != "cuda":
+            return "TF32 is a mode of NVIDIA matrix units"
+        return None
+
+    def tolerance(self, cell: Cell) -> float:
+        if self._tf32(cell):
+            return TF32_OPERANDS
+        if self.arithmetic != "as_given" or cell.dtype == "fp32":
+            return FP32_OPERANDS
+        return HALF_RESULT[cell.dtype or "fp16"]
+
+    def _tf32(self, cell: Cell) -> bool:
+        return self.arithmetic == "tf32" or (cell.dtype == "fp32" and cell.precision == "tf32")
+
+    def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
+        from maxsim import baselines
+
+        assert cell.Ld is not None
+        Q, (D, lengths) = inputs.Q, padded_documents(inputs, cell.Ld)
+        if self.arithmetic != "as_given":
+            Q, D = Q.float(), D.float()
+        tf32 = self._tf32(cell)
+        if self.style == "eager":
+            return lambda: baselines.eager(Q, D, lengths, tf32=tf32)
+        if self.style == "chunked":
+            return lambda: baselines.chunked(Q, D, lengths, chunk=cell.chunk or 0, tf32=tf32)
+        compiled = baselines.compiled(cudagraphs=self.style == "compiled_graphs", tf32=tf32)
+        return lambda: compiled(Q, D, lengths)
+
+
+BACKENDS = [
+    TorchBaseline("eager", "eager"),
+    TorchBaseline("eager_fp32", "eager", "fp32"),
+    TorchBaseline("eager_tf32", "eager", "tf32"),
+    TorchBaseline("chunked", "chunked"),
+    TorchBaseline("compiled", "compiled"),
+    TorchBaseline("compiled_graphs", "compiled_graphs"),
+]

@@ -1,0 +1,66 @@
+"""Every registered backend: names itself, refuses in words, and scores like the float64 reference where it can run."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from maxsim.reference import reference_scores
+from maxsim_bench.backends import registry
+from maxsim_bench.backends.base import Backend
+from maxsim_bench.backends.fused import token_batches
+from maxsim_bench.backends.inputs import make_inputs
+from maxsim_bench.declare.cell import Cell
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BACKENDS = list(registry.backends().values())
+CELLS = [
+    Cell(experiment="t", gpu="any", op="forward", Nq=nq, B=7, Lq=9, Ld=21, d=24, dtype=dtype, layout=layout)
+    for nq in (1, 3)
+    for dtype in ("fp16", "bf16", "fp32")
+    for layout in ("dense", "masked", "packed")
+] + [
+    Cell(experiment="t", gpu="any", op="forward", Nq=3, B=n, Lq=9, Ld=21, d=24, dtype="fp16", layout="dense", pairing=p)
+    for p, n in (("pairs", 3), ("candidates", 4))
+]
+
+
+def _name(value: object) -> str:
+    if isinstance(value, Cell):
+        return f"{value.dtype}-{value.layout}-{value.pairing}-Nq{value.Nq}"
+    return value.name if hasattr(value, "name") else str(value)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=_name)
+@pytest.mark.parametrize("cell", CELLS, ids=_name)
+def test_scores_equal_the_reference_within_the_declared_tolerance(backend: Backend, cell: Cell) -> None:
+    """A backend that accepts a cell computes it; one that does not says why."""
+    reason = backend.supports(cell, DEVICE)
+    if reason is not None:
+        assert len(reason.split()) >= 3, "a refusal is a sentence"
+        pytest.skip(reason)
+    if "compiled" in backend.name:
+        pytest.skip("compiled baselines take minutes; the forward experiment checks them before it times them")
+    inputs = make_inputs(cell, DEVICE)
+    q, d = token_batches(inputs)
+    want = reference_scores(q, d, pairing=cell.pairing or "all")
+    got = backend.prepare(cell, inputs)()
+    assert isinstance(got, torch.Tensor)
+    assert got.shape == want.shape
+    error = ((got.double() - want).abs() / want.abs()).max().item()
+    assert error <= max(backend.tolerance(cell), 1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS, ids=_name)
+def test_every_backend_has_a_version_and_refuses_what_it_does_not_do(backend: Backend) -> None:
+    """A version identifies the rows of a backend; a training step is not a forward backend's business."""
+    assert backend.version()
+    assert backend.name == registry.get(backend.name).name
+    accepted = [op for op in ("forward", "training_step", "search", "fidelity")
+                if backend.supports(CELLS[0].model_copy(update={"op": op}), DEVICE) is None]  # fmt: skip
+    assert len(accepted) <= 2
+
+
+def test_an_unknown_name_suggests_the_nearest() -> None:
+    """A typo costs one look, not a search."""
+    with pytest.raises(registry.UnknownBackendError, match="Did you mean 'flash_maxsim'"):
+        registry.get("flash_maxsin")
