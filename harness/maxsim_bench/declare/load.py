@@ -83,10 +83,8 @@ def load(path: Path, backends: Collection[str] | None = None) -> Experiment:
 
 def suggest(word: str, choices: Collection[str]) -> str:
     """ "Did you mean 'fused'?", or the list of choices if nothing is close."""
-    close = get_close_matches(word, list(choices), n=1, cutoff=0.6)
     lower = {c.lower(): c for c in choices}
-    if not close and word.lower() in lower:
-        close = [lower[word.lower()]]
+    close = [lower[c] for c in get_close_matches(word.lower(), list(lower), n=1, cutoff=0.6)]
     return f"Did you mean {close[0]!r}?" if close else f"Choose from {', '.join(sorted(choices))}."
 
 
@@ -108,6 +106,8 @@ def _mistakes(path: Path, given: dict[str, Any], backends: Collection[str] | Non
         )
     if experiment is not None:
         for profile in PROFILES:
+            if profile != "full" and profile not in experiment.profiles:
+                continue
             yield from _profile_mistakes(experiment, profile)
 
 

@@ -79,7 +79,7 @@ def append_durably(path: Path, data: bytes, at: int) -> None:
             os.fsync(file.fileno())
         except OSError as error:
             file.truncate(at)
-            raise _told(path, error) from error
+            raise disk_error(path, error) from error
     if created:
         _sync_directory(path.parent)
 
@@ -95,11 +95,12 @@ def replace_file(path: Path, data: bytes) -> None:
         temporary.replace(path)
     except OSError as error:
         temporary.unlink(missing_ok=True)
-        raise _told(path, error) from error
+        raise disk_error(path, error) from error
     _sync_directory(path.parent)
 
 
-def _told(path: Path, error: OSError) -> StoreError:
+def disk_error(path: Path, error: OSError) -> StoreError:
+    """What a failed write means, and that nothing earlier is lost."""
     if error.errno in _NO_SPACE:
         return StoreError(
             f"{path}: the disk is full. Every earlier row is safe; free some space and run the same command again."

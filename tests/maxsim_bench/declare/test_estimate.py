@@ -1,0 +1,70 @@
+"""Sizes of a cell by hand arithmetic, and cards by the names drivers give them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.estimate import (
+    call_seconds,
+    capacity,
+    eager_bytes,
+    flops,
+    gpu_key,
+    input_bytes,
+    known_gpus,
+    mean_length,
+    pairs,
+)
+
+
+def cell(**changes: Any) -> Cell:
+    fields: dict[str, Any] = {"Nq": 2, "B": 10, "Lq": 3, "Ld": 5, "d": 8, "dtype": "fp16"}
+    return Cell(**{"experiment": "x", "gpu": "a100-40gb", "op": "forward", **fields, **changes})
+
+
+def test_bytes_and_arithmetic_of_a_dense_cell() -> None:
+    assert input_bytes(cell()) == 2 * 8 * (2 * 3 + 10 * 5)
+    assert eager_bytes(cell()) == 2 * 20 * 3 * 5
+    assert flops(cell()) == 2 * 20 * 3 * 5 * 8
+
+
+def test_pairs_and_candidates_count_their_own_documents() -> None:
+    assert pairs(cell(pairing="pairs")) == 10
+    assert input_bytes(cell(pairing="candidates")) == 2 * 8 * (2 * 3 + 20 * 5)
+
+
+def test_packed_documents_take_their_mean_length() -> None:
+    ragged = cell(layout="packed", Ld=9, length_distribution="uniform:1:5")
+    assert mean_length(ragged) == 3
+    assert input_bytes(ragged) == 2 * 8 * (2 * 3 + 10 * 3)
+
+
+def test_a_cap_bounds_the_card_and_a_card_the_cap() -> None:
+    assert capacity(cell(memory_cap=10**9)) == 10**9
+    assert capacity(cell(memory_cap=10**12)) == 42_400_000_000
+    assert capacity(cell(gpu="l40s")) is None
+
+
+def test_more_work_takes_longer_on_every_known_card() -> None:
+    for gpu in known_gpus():
+        assert call_seconds(cell(gpu=gpu, B=10**6)) > call_seconds(cell(gpu=gpu))
+
+
+@pytest.mark.parametrize(
+    ("name", "memory", "key"),
+    [
+        ("NVIDIA H200", 150.1e9, "h200"),
+        ("NVIDIA A100-SXM4-40GB", 42.4e9, "a100-40gb"),
+        ("NVIDIA A100-SXM4-80GB", 85.0e9, "a100-80gb"),
+        ("NVIDIA H100 80GB HBM3", 85.0e9, "h100-80gb"),
+        ("NVIDIA L4", 23.6e9, "l4"),
+        ("NVIDIA L40S", 47.7e9, "nvidia-l40s"),
+        ("NVIDIA GeForce RTX 4090", 25.3e9, "rtx4090"),
+        ("NVIDIA GeForce RTX 4090 D", 25.3e9, "nvidia-geforce-rtx-4090-d"),
+    ],
+)
+def test_a_card_is_known_by_name_and_memory_or_named_after_itself(name: str, memory: float, key: str) -> None:
+    assert gpu_key(name, int(memory)) == key

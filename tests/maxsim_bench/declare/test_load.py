@@ -1,0 +1,143 @@
+"""A file's mistakes are told at once, with line, key and a suggestion."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from maxsim_bench.declare.experiment import DeclarationError, parse_bytes
+from maxsim_bench.declare.load import load, load_directory
+
+KNOWN = ("eager", "fused", "chunked")
+GOOD = """\
+name = "tiny"
+title = "A tiny grid"
+backends = ["eager", "fused"]
+baseline = "eager"
+
+[axes]
+"Lq, Ld" = [[32, 300]]
+B = [1, 2]
+memory_cap = ["none", "40GB"]
+"""
+
+
+def problems(tmp_path: Path, text: str, name: str = "tiny.toml") -> list[str]:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(DeclarationError) as caught:
+        load(path, KNOWN)
+    return [p.removeprefix(f"{tmp_path}/") for p in caught.value.problems]
+
+
+def test_a_good_file_loads_and_caps_have_the_papers_meaning(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.toml"
+    path.write_text(GOOD)
+    experiment = load(path, KNOWN)
+    assert [c.memory_cap for c in experiment.cells("h200")] == [None, 42_400_000_000] * 2
+    assert experiment.source == str(path)
+
+
+def test_all_mistakes_of_a_file_are_told_in_one_failure_in_the_order_of_the_lines(tmp_path: Path) -> None:
+    told = problems(
+        tmp_path,
+        """\
+name = "other"
+title = "A tiny grid"
+backend = "x"
+backends = ["eager", "fuse"]
+baseline = "chunked"
+
+[axes]
+Lq = [32, 0]
+ld = 300
+B = []
+dtype = "fp61"
+gpu = "h20"
+
+[timing]
+second = 1
+
+[[leave_out]]
+when = { Bb = 3 }
+why = "w"
+
+[[leave_out]]
+when = { B = "> many" }
+
+[profiles.smok]
+""",
+    )
+    assert told == [
+        "tiny.toml:1: name: 'other', but the file is tiny.toml. Name both alike, the CSV too takes this name.",
+        "tiny.toml:3: backend: unknown key. Did you mean 'backends'?",
+        "tiny.toml:4: backends: unknown backend 'fuse'. Did you mean 'fused'?",
+        "tiny.toml:5: baseline: 'chunked' is not among the backends of this experiment. Choose from eager, fuse.",
+        "tiny.toml:8: axes.Lq: Lq = 0, but input should be greater than or equal to 1. Remove or correct it.",
+        "tiny.toml:9: axes.ld: unknown axis 'ld'. Did you mean 'Ld'?",
+        "tiny.toml:10: axes.B: is empty, so the grid has no cell. Give at least one value, or remove the axis.",
+        "tiny.toml:11: axes.dtype: dtype = 'fp61', but input should be 'fp16', 'bf16' or 'fp32'. Remove or correct it.",
+        "tiny.toml:12: axes.gpu: unknown card 'h20'. Did you mean 'h200'?",
+        "tiny.toml:15: timing.second: unknown key. Did you mean 'seconds'?",
+        "tiny.toml:18: leave_out.when.Bb: unknown axis. Did you mean 'B'?",
+        "tiny.toml:21: leave_out: why is missing.",
+        "tiny.toml:22: leave_out.when.B: '> many' compares with neither a whole number nor an axis. "
+        "Choose from B, Ld, Lq, Nq, chunk, d, dataset, dtype, encoder, gpu, inputs, k, layout, length_distribution, "
+        "memory_cap, pairing, precision, quantiser, seed, split, timing_policy.",
+        "tiny.toml:24: profiles.smok: unknown profile. Did you mean 'smoke'? The file itself is full.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("B = [1, 2]", "B = [1, 1]"), "tiny.toml:8: axes.B: holds 1 twice. Remove one."),
+        (("[[32, 300]]", "[[32]]"), "tiny.toml:7: axes.Lq, Ld: [32] is not one value for each of Lq, Ld. "
+         "Write [[32, 300], [32, 1024]]."),
+        (("B = [1, 2]", "Ld = 4"), "tiny.toml:6: axes: Ld is given twice. Name it in one key only."),
+        (('"40GB"', '"40 lots"'), "tiny.toml:9: axes.memory_cap: memory_cap = '40 lots', but '40 lots' is not a size. "
+         "Write bytes, or a number with MB, GB, MiB or GiB: 40GB. Remove or correct it."),
+        (("B = [1, 2]", "B = [1, 2"), "tiny.toml:9: not TOML: Unclosed array."),
+        (('baseline = "eager"', 'baseline = "eager"\nname = "x"'), "tiny.toml:5: not TOML: Cannot overwrite a value."),
+    ],
+)  # fmt: skip
+def test_each_mistake_has_its_line_and_its_remedy(tmp_path: Path, change: tuple[str, str], told: str) -> None:
+    assert problems(tmp_path, GOOD.replace(*change)) == [told]
+
+
+def test_a_profile_that_loses_half_of_a_linked_axis_is_refused(tmp_path: Path) -> None:
+    told = problems(tmp_path, GOOD + "\n[profiles.smoke.axes]\nLq = 32\n")
+    assert told == [
+        "tiny.toml:11: profiles.smoke.axes: replaces a linked axis but not Ld. Give every axis of the link."
+    ]
+
+
+def test_text_that_is_not_utf8_and_a_missing_file_are_messages(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_bytes(b"name = '\xff'")
+    with pytest.raises(DeclarationError, match=r"a\.toml: byte 8 is not UTF-8"):
+        load(tmp_path / "a.toml")
+    with pytest.raises(DeclarationError, match=r"b\.toml: cannot be read: No such file"):
+        load(tmp_path / "b.toml")
+
+
+def test_a_directory_tells_the_mistakes_of_every_file(tmp_path: Path) -> None:
+    (tmp_path / "a.toml").write_text("name = 3\n")
+    (tmp_path / "b.toml").write_text("=")
+    with pytest.raises(DeclarationError) as caught:
+        load_directory(tmp_path)
+    assert len({p.split(":")[0] for p in caught.value.problems}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("40GB", 42_400_000_000), ("80 gb", 85_000_000_000), ("16GB", 16 * 10**9), ("1.5GiB", 3 << 29), (7, 7)],
+)
+def test_sizes_are_read_in_both_kinds_of_units(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "GB", "1 XB", "-3GB", "nanGB", 0])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_bytes(text)

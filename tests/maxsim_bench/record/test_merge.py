@@ -1,0 +1,75 @@
+"""Merging is a union that does not depend on order and refuses contradictions before it writes anything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maxsim_bench.record.files import StoreError
+from maxsim_bench.record.merge import Merged, merge, merge_rows
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import add_environments, append_samples, read_environments, read_samples
+from maxsim_bench.record.store import Store
+
+MakeRow = Callable[..., Row]
+numbers = st.lists(st.integers(1, 9), unique=True, max_size=6)
+
+
+@given(a=numbers, b=numbers, c=numbers)
+def test_merging_is_commutative_associative_and_idempotent(
+    row: MakeRow, a: list[int], b: list[int], c: list[int]
+) -> None:
+    x, y, z = ([row(B) for B in part] for part in (a, b, c))
+    both = merge_rows([("x", x), ("y", y)])
+    assert both == merge_rows([("y", y), ("x", x)])
+    assert merge_rows([("xy", both), ("z", z)]) == merge_rows([("x", x), ("yz", merge_rows([("y", y), ("z", z)]))])
+    assert merge_rows([("xy", both), ("xy", both)]) == both
+    assert {r.cell.B for r in both} == set(a) | set(b)
+
+
+def test_rows_that_disagree_are_named_with_both_values(row: MakeRow) -> None:
+    with pytest.raises(StoreError) as caught:
+        merge_rows([("a.csv", [row(1), row(2)]), ("b.csv", [row(1, latency_ms=7.0)])])
+    assert str(caught.value) == (
+        f"{row(1).key}: a.csv and b.csv disagree: latency_ms 1.1 and 7.0\n"
+        "Nothing was merged. Delete the rows that are wrong, then merge again."
+    )
+
+
+def test_a_directory_merges_file_by_file_with_samples_and_environments(tmp_path: Path, row: MakeRow) -> None:
+    theirs, ours = tmp_path / "theirs", tmp_path / "ours"
+    for folder, B in ((theirs, 1), (ours, 2)):
+        Store(folder / "h200" / "t.csv").append([row(B), row(3)])
+        append_samples(folder / "h200" / "t.csv", {row(B).key: [B, B], row(3).key: [3]})
+        add_environments(folder / "h200", {f"env{B}": {"torch": "2"}})
+    target = ours / "h200" / "t.csv"
+    assert merge([theirs], ours) == [Merged(target, added=1, present=2)]
+    assert {r.cell.B for r in Store(target).rows()} == {1, 2, 3}
+    assert read_samples(target) == {row(1).key: [1, 1], row(2).key: [2, 2], row(3).key: [3]}
+    assert set(read_environments(ours / "h200")) == {"env1", "env2"}
+    assert merge([theirs], ours) == [Merged(target, added=0, present=3)]
+
+
+def test_a_conflict_in_one_file_leaves_every_file_as_it_was(tmp_path: Path, row: MakeRow) -> None:
+    Store(tmp_path / "in" / "a.csv").append([row(1)])
+    Store(tmp_path / "in" / "b.csv").append([row(2)])
+    Store(tmp_path / "out" / "b.csv").append([row(2, latency_ms=9.0)])
+    with pytest.raises(StoreError, match="latency_ms 9.0 and 2.1"):
+        merge([tmp_path / "in"], tmp_path / "out")
+    assert sorted(p.name for p in (tmp_path / "out").glob("*.csv")) == ["b.csv"]
+    assert Store(tmp_path / "out" / "b.csv").rows() == [row(2, latency_ms=9.0)]
+
+
+@pytest.mark.parametrize(
+    ("source", "into", "told"),
+    [("none", "out", "is not there"), ("empty", "out", "holds no CSV"), ("full", "one.csv", "is one file, but")],
+)
+def test_what_cannot_be_merged_is_told(tmp_path: Path, row: MakeRow, source: str, into: str, told: str) -> None:
+    (tmp_path / "empty").mkdir()
+    Store(tmp_path / "full" / "a.csv").append([row(1)])
+    with pytest.raises(StoreError, match=told):
+        merge([tmp_path / source], tmp_path / into)

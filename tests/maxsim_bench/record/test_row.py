@@ -1,0 +1,45 @@
+"""A record holds every axis and field, and only what writing a row gives is read back as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.row import MEASURED, Row
+
+MakeRow = Callable[..., Row]
+
+
+def test_the_columns_are_the_hash_every_axis_and_every_field(row: MakeRow) -> None:
+    assert list(row().to_record()) == Row.columns()
+    assert set(Row.columns()) == {"cell_hash", "gpu_name"} | set(Cell.model_fields) | set(Row.model_fields) - {"cell"}
+    assert len(Row.columns()) == len(set(Row.columns()))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_failed_row_holds_no_measurement(row: MakeRow, name: str) -> None:
+    value = "compute" if name == "ceiling" else 1
+    assert getattr(row(**{name: value}), name) == value
+    with pytest.raises(ValueError, match=f"'oom' holds no measurement, but {name} is filled"):
+        row(status="oom", **{name: value})
+
+
+def test_a_failed_row_says_why(row: MakeRow) -> None:
+    with pytest.raises(ValueError, match="needs an `error`"):
+        row(status="timeout", error=None)
+
+
+@pytest.mark.parametrize("text", ["2.", ".5", "1_000", " 1.0", "1,0", "0x1", "1e", "2.5.1", "None"])
+def test_only_a_number_as_python_writes_it_is_one(row: MakeRow, text: str) -> None:
+    record = {k: "" if v is None else str(v) for k, v in row().to_record().items()}
+    with pytest.raises(ValueError, match="latency_ms is .* which is no float"):
+        Row.from_record(record | {"latency_ms": text})
+    with pytest.raises(ValueError, match="samples is .* which is no int"):
+        Row.from_record(record | {"samples": text})
+
+
+def test_rows_with_nan_in_the_same_place_are_the_same(row: MakeRow) -> None:
+    assert row(max_abs_err=float("nan")).same_as(row(max_abs_err=float("nan")))
+    assert not row(max_abs_err=1.0).same_as(row(max_abs_err=2.0))
