@@ -58,7 +58,7 @@ def test_a_conflict_in_one_file_leaves_every_file_as_it_was(tmp_path: Path, row:
     Store(tmp_path / "in" / "a.csv").append([row(1)])
     Store(tmp_path / "in" / "b.csv").append([row(2)])
     Store(tmp_path / "out" / "b.csv").append([row(2, latency_ms=9.0)])
-    with pytest.raises(StoreError, match="latency_ms 9.0 and 2.1"):
+    with pytest.raises(StoreError, match=r"latency_ms 9\.0 and 2\.1"):
         merge([tmp_path / "in"], tmp_path / "out")
     assert sorted(p.name for p in (tmp_path / "out").glob("*.csv")) == ["b.csv"]
     assert Store(tmp_path / "out" / "b.csv").rows() == [row(2, latency_ms=9.0)]

@@ -34,9 +34,9 @@ def test_a_failed_row_says_why(row: MakeRow) -> None:
 @pytest.mark.parametrize("text", ["2.", ".5", "1_000", " 1.0", "1,0", "0x1", "1e", "2.5.1", "None"])
 def test_only_a_number_as_python_writes_it_is_one(row: MakeRow, text: str) -> None:
     record = {k: "" if v is None else str(v) for k, v in row().to_record().items()}
-    with pytest.raises(ValueError, match="latency_ms is .* which is no float"):
+    with pytest.raises(ValueError, match=r"latency_ms is .* which is no float"):
         Row.from_record(record | {"latency_ms": text})
-    with pytest.raises(ValueError, match="samples is .* which is no int"):
+    with pytest.raises(ValueError, match=r"samples is .* which is no int"):
         Row.from_record(record | {"samples": text})
 
 
