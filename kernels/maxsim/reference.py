@@ -1,0 +1,115 @@
+"""The ground truth: MaxSim in float64, materialising, checkable by eye; and the blocked FP32 reference of fidelity rows.
+
+Room: the lowest floor of `maxsim`. In: two `TokenBatch`es. Out: scores. May import: torch, `maxsim.tokens`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from maxsim.tokens import Pairing, TokenBatch, documents_per_query, score_shape
+
+BLOCK_ELEMENTS = 1 << 24  # similarities alive at a time in the blocked reference: 64 MiB of fp32
+
+
+def float64(q: TokenBatch, d: TokenBatch, *, pairing: Pairing = "all") -> tuple[Tensor, Tensor]:
+    """Scores and argmax by materialising every similarity in float64.
+
+    Args:
+        q: Nq queries.
+        d: B documents ("all"), Nq ("pairs") or Nq * K ("candidates": query n meets documents n*K .. n*K + K - 1).
+
+    Returns:
+        scores float64 [Nq, B] | [Nq] | [Nq, K], and the row of the document (0 is its first) that wins for each query
+        token, int64 [..., Lq]: the first on ties, -1 for a masked query token or an empty document.
+    """
+    K = documents_per_query(q, d, pairing)
+    (Q, q_valid), (D, d_valid) = q.padded(), d.padded()
+    groups = (1 if pairing == "all" else q.count, K)
+    D, d_valid = D.unflatten(0, groups), d_valid.unflatten(0, groups)[..., None, :]
+    Q, q_valid = Q[:, None], q_valid[:, None]
+    S = Q.double() @ D.double().mT  # [Nq, K, Lq, Ld]
+    best, argmax = S.masked_fill(~d_valid, float("-inf")).max(-1)
+    scores = best.masked_fill(~q_valid, 0.0).sum(-1)
+    argmax = argmax.masked_fill(~(q_valid & d_valid.any(-1)), -1)
+    shape = score_shape(q, d, pairing)
+    return scores.view(shape), argmax.view(*shape, -1)
+
+
+def blocked_fp32(
+    q: TokenBatch, d: TokenBatch, *, pairing: Pairing = "all", argmax: bool = False, tf32: bool = False
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Scores by fp32 matrix products over exactly upcast operands, some documents at a time.
+
+    IEEE arithmetic whatever the process-wide switches and autocast say, unless `tf32` asks for TF32 (GPUs only; a CPU
+    stays IEEE). At most `BLOCK_ELEMENTS` similarities, or those of one query with one document, exist at a time.
+
+    Returns:
+        scores fp32 [Nq, B] | [Nq] | [Nq, K]; with `argmax` also what `float64` gives, from fp32 similarities.
+    """
+    shape = score_shape(q, d, pairing)
+    K = documents_per_query(q, d, pairing)
+    scores = torch.empty((q.count, K), dtype=torch.float32, device=q.device)
+    winners = torch.empty((q.count, K, max(1, q.max_length)), dtype=torch.int64, device=q.device) if argmax else None
+    pair = max(1, q.max_length) * max(1, d.max_length)
+    with torch.no_grad(), matmul_precision("tf32" if tf32 else "ieee"), torch.autocast(q.device.type, enabled=False):
+        if pairing == "all":
+            n_step = max(1, min(q.count, BLOCK_ELEMENTS // pair))
+            k_step = max(1, BLOCK_ELEMENTS // (pair * n_step))
+        else:
+            k_step = max(1, min(K, BLOCK_ELEMENTS // pair))
+            n_step = max(1, BLOCK_ELEMENTS // (pair * k_step)) if k_step == K else 1
+        for n in range(0, q.count, n_step):
+            n_end = min(n + n_step, q.count)
+            Q, q_valid = q.padded(n, n_end)
+            for k in range(0, K, k_step):
+                k_end = min(k + k_step, K)
+                offset = 0 if pairing == "all" else n * K
+                count = (k_end - k) if pairing == "all" or k_step < K else (n_end - n) * K
+                D, d_valid = d.padded(offset + k, offset + k + count)
+                block, won = _block(Q.float(), q_valid, D.float(), d_valid, shared=pairing == "all", argmax=argmax)
+                scores[n:n_end, k:k_end] = block
+                if winners is not None:
+                    winners[n:n_end, k:k_end] = won
+    if winners is None:
+        return scores.view(shape)
+    return scores.view(shape), winners.view(*shape, -1)
+
+
+def _block(
+    Q: Tensor, q_valid: Tensor, D: Tensor, d_valid: Tensor, *, shared: bool, argmax: bool
+) -> tuple[Tensor, Tensor | None]:
+    """Scores [n, k] of queries [n, Lq, d] with documents [k, Ld, d] (shared) or [n * k, Ld, d], fp32; and the argmax."""
+    n, Lq, dim = Q.shape
+    if shared:  # one product [n * Lq, d] x [d, k * Ld]
+        S = (Q.reshape(n * Lq, dim) @ D.reshape(-1, dim).T).view(n, Lq, *D.shape[:2])
+        d_valid = d_valid[None, None]
+    else:
+        D, d_valid = D.unflatten(0, (n, -1)), d_valid.unflatten(0, (n, -1))[:, None]
+        S = torch.einsum("nid,nkjd->nikj", Q, D)
+    S.masked_fill_(~d_valid, float("-inf"))
+    best, won = S.max(-1) if argmax else (S.amax(-1), None)
+    scores = best.masked_fill(~q_valid[..., None], 0.0).sum(1)
+    if won is None:
+        return scores, None
+    return scores, won.masked_fill(~(q_valid[..., None] & d_valid.any(-1)), -1).transpose(1, 2)
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """fp32 matrix products with "ieee" or "tf32" arithmetic, on CPU and GPU, then the caller's switches back.
+
+    Uses the per-backend switches of torch >= 2.9, which the older process-wide ones write through to. The switches are
+    global: another thread that multiplies meanwhile sees them.
+    """
+    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    before = cuda.fp32_precision, cpu.fp32_precision
+    cuda.fp32_precision, cpu.fp32_precision = precision, "ieee"
+    try:
+        yield
+    finally:
+        cuda.fp32_precision, cpu.fp32_precision = before
