@@ -1,1 +1,58 @@
-# The commands of the project. `make help` lists them.
+# Every command of the project. `make` lists them; each sets up .venv by itself and needs Python 3.11+ and a network
+# for packages only.
+
+PYTHON  ?= python3
+VENV    ?= .venv
+ELEMENT ?=
+BIN     := $(VENV)/bin
+BENCH   := $(BIN)/maxsim-bench
+STAMP   := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup reproduce test test-gpu bench report fidelity check lint docs clean
+
+help: ## list the commands
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
+
+setup: $(STAMP) ## make .venv with the versions of constraints.txt
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[offline,text,dev]"
+	@# Peers are compared with, not depended on: some have no wheel for some machines, and nothing is compiled here.
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --only-binary :all: -c constraints.txt -e ".[peers]" \
+	  || echo "no wheels of the peers for this machine: they are left out (see maxsim-bench doctor)"
+	@touch $@
+
+reproduce: $(STAMP) ## measure, check, rank and report; resumes where it stopped (ELEMENT=tab:fwd for one element)
+	$(BENCH) reproduce $(if $(ELEMENT),--element $(ELEMENT))
+
+test: lint ## linters, types and every test that this machine can run
+	$(BIN)/python -m pytest
+
+test-gpu: $(STAMP) ## the tests that need an NVIDIA GPU
+	$(BIN)/python -m pytest -m gpu
+
+bench: $(STAMP) ## the pytest-benchmark suite over the headline cells
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only
+
+report: $(STAMP) ## regenerate tables, figures, verdicts and the page from results/
+	$(BENCH) report
+
+fidelity: $(STAMP) ## nDCG@10 of every backend on real text
+	$(BENCH) fidelity
+
+check: $(STAMP) ## fail if a committed table, figure or README block no longer follows from results/
+	$(BENCH) report --check
+
+lint: $(STAMP) ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: $(STAMP) ## regenerate docs/cli.md from the commands' help
+	$(BENCH) help --markdown > docs/cli.md
+
+clean: ## remove the environment and this machine's results
+	rm -rf $(VENV) results/local figures/local
