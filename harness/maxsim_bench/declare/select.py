@@ -20,7 +20,8 @@ def parse_where(texts: Iterable[str]) -> list[dict[str, Any]]:
 
     Raises `DeclarationError` with every filter that cannot be meant, and a suggestion.
     """
-    found, problems = [], []
+    found: list[dict[str, Any]] = []
+    problems: list[str] = []
     for text in texts:
         parts = _FILTER.fullmatch(text)
         if parts is None:

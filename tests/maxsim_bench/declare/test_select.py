@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from maxsim_bench.declare.experiment import DeclarationError, Experiment
 from maxsim_bench.declare.select import parse_where, select
 
