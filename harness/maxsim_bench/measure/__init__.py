@@ -1,1 +1,1 @@
-"""Room `measure`: one callable in; samples, peak memory, numerical error, environment and ceilings out. Imports nothing else of ours."""
+"""Room `measure`: a callable in; samples, peak memory, errors, environment, ceilings out. Imports nothing of ours."""

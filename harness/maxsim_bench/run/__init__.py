@@ -1,1 +1,1 @@
-"""Room `run`: cells in, rows in the store out, by way of worker processes. May import: declare, record, measure, backends."""
+"""Room `run`: cells in, rows in the store out, by worker processes. May import: declare, record, measure, backends."""

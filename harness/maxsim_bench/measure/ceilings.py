@@ -1,0 +1,209 @@
+"""What this device reaches, measured in the same session by the same timer: matrix rates, read bandwidth, empty launch.
+
+Room: `measure`. Imports nothing else of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from maxsim_bench.measure.failures import describe
+from maxsim_bench.measure.timer import Call, Policy, Timing, TimingBudget, time_callables
+
+Binding = Literal["compute", "memory", "launch"]
+
+_MATRIX = {"cuda": 8192, "cpu": 1024}
+_STREAM_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
+
+# An IEEE-accurate fp32 product can be had from three products of TF32 or fp16 halves (Markidis et al. 2018; Ootomo &
+# Yokota 2022), so a third of those rates is a ceiling for fp32 where it is higher than the fp32 units'.
+_SPLIT_PRODUCTS = 3
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Measured upper bounds.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        matmul_tflops: unit ("fp16", "bf16", "tf32", "fp32", "int8") → TFLOP/s (TOP/s).
+        read_gbs: GB/s (10⁹) of the best streaming read; None if none could be measured.
+        launch_ms: event time of an empty kernel; None on a processor.
+        host_launch_ms: host time of an empty kernel and the wait for it, or of a call that does nothing.
+        sources: which measurement each ceiling came from.
+        all_measured: every candidate, by name, in its unit.
+        missing: what could not be measured, and why.
+    """
+
+    device: str
+    matmul_tflops: dict[str, float]
+    read_gbs: float | None
+    launch_ms: float | None
+    host_launch_ms: float | None
+    sources: dict[str, str] = field(default_factory=dict)
+    all_measured: dict[str, float] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+
+    def to_record(self) -> dict[str, Any]:
+        """Plain mapping, for `environment.json`."""
+        return asdict(self)
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Ceilings:
+        """Inverse of `to_record`."""
+        return cls(**record)
+
+    def compute_tflops(self, unit: str) -> float | None:
+        """Best rate at which operands of `unit` can be multiplied to their accuracy; None if not measured."""
+        rates = [self.matmul_tflops.get(unit)]
+        if unit == "fp32":
+            rates += [self.matmul_tflops.get(part) for part in ("tf32", "fp16")]
+            rates = [rates[0], *(r / _SPLIT_PRODUCTS for r in rates[1:] if r is not None)]
+        known = [rate for rate in rates if rate is not None]
+        return max(known) if known else None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A further candidate for a ceiling: an MMA-only loop of a kernel's own tile, a TMA read.
+
+    Attributes:
+        name: what it is called in `sources`.
+        unit: matrix unit it raises the ceiling of, or "read".
+        make: builds the callable, on the device; what it raises is recorded as missing.
+        amount: operations or bytes of one call.
+    """
+
+    name: str
+    unit: str
+    make: Callable[[], Call]
+    amount: float
+
+
+def measure_ceilings(device: str, budget: TimingBudget | None = None, offers: Iterable[Offer] = ()) -> Ceilings:
+    """Measure every ceiling of `device`; what fails is named in `missing` and stops nothing."""
+    budget = budget or TimingBudget(seconds=0.2, warmup_seconds=0.2)
+    found: dict[str, float] = {}
+    missing: dict[str, str] = {}
+    best: dict[str, tuple[float, str]] = {}
+    for offer in [*_matrix_offers(device), *_read_offers(device), *offers]:
+        try:
+            ms = _time(offer.make, "warm_l2", budget, device)
+        except Exception as error:
+            missing[offer.name] = describe(error)
+            continue
+        rate = offer.amount / ms / (1e6 if offer.unit == "read" else 1e9)
+        found[offer.name] = rate
+        if rate > best.get(offer.unit, (0.0, ""))[0]:
+            best[offer.unit] = (rate, offer.name)
+    launch = _time(_empty_kernel, "warm_l2", budget, device) if device == "cuda" else None
+    host = _time(_empty_kernel if device == "cuda" else _nothing, "host", budget, device)
+    read = best.pop("read", (None, ""))
+    sources = {unit: name for unit, (_, name) in best.items()} | ({"read": read[1]} if read[0] else {})
+    return Ceilings(
+        device, {unit: rate for unit, (rate, _) in best.items()}, read[0], launch, host, sources, found, missing
+    )
+
+
+def percent_of_ceiling(
+    latency_ms: float, flops: float, bytes_min: float, unit: str, ceilings: Ceilings
+) -> tuple[float, Binding] | None:
+    """How close a call comes to the least time that the measured ceilings allow, and which of them binds.
+
+    The least time is the longest of flops over the matrix rate, bytes over the read bandwidth, and an empty launch.
+
+    Returns:
+        (percent, binding), None where no ceiling is known for it.
+    """
+    least: dict[Binding, float] = {}
+    rate = ceilings.compute_tflops(unit)
+    if rate:
+        least["compute"] = flops / rate / 1e9
+    if ceilings.read_gbs:
+        least["memory"] = bytes_min / ceilings.read_gbs / 1e6
+    if ceilings.launch_ms:
+        least["launch"] = ceilings.launch_ms
+    if not least:
+        return None
+    binding = max(least, key=lambda name: least[name])
+    return 100.0 * least[binding] / latency_ms, binding
+
+
+def _time(make: Callable[[], Call], policy: Policy, budget: TimingBudget, device: str) -> float:
+    """Median milliseconds of what `make` builds; raises what it or its call raises."""
+    result = time_callables({"ceiling": [make()]}, policy, budget, device)["ceiling"]
+    if not isinstance(result, Timing):
+        raise result.error
+    return result.median_ms
+
+
+def _matrix_offers(device: str) -> list[Offer]:
+    n = _MATRIX[device]
+    units = ("fp16", "bf16", "tf32", "fp32", "int8") if device == "cuda" else ("fp32", "bf16", "fp16")
+    return [Offer(f"matmul_{unit}", unit, _matmul(unit, n, device), 2.0 * n**3) for unit in units]
+
+
+def _matmul(unit: str, n: int, device: str) -> Callable[[], Call]:
+    def make() -> Call:
+        import torch
+
+        if unit == "int8":
+            a = torch.randint(-127, 128, (n, n), dtype=torch.int8, device=device)
+            b = torch.randint(-127, 128, (n, n), dtype=torch.int8, device=device).t()
+            return lambda: torch._int_mm(a, b)
+        dtype = {"fp16": torch.float16, "bf16": torch.bfloat16}.get(unit, torch.float32)
+        # random unit rows, as in the cells: the values of the operands move the clock of a card at its power cap
+        x, y = (torch.nn.functional.normalize(torch.randn(n, n, device=device), dim=1).to(dtype) for _ in range(2))
+        out = torch.empty(n, n, dtype=dtype, device=device)
+
+        def multiply() -> object:
+            before = torch.backends.cuda.matmul.allow_tf32
+            torch.backends.cuda.matmul.allow_tf32 = unit == "tf32"
+            try:
+                return torch.mm(x, y.t(), out=out)
+            finally:
+                torch.backends.cuda.matmul.allow_tf32 = before
+
+        return multiply
+
+    return make
+
+
+def _read_offers(device: str) -> list[Offer]:
+    size = _STREAM_BYTES[device]
+
+    def source() -> Any:
+        import torch
+
+        return torch.ones(size // 4, dtype=torch.float32, device=device)
+
+    def copy() -> Call:
+        import torch
+
+        x = source()
+        y = torch.empty_like(x)
+        return lambda: y.copy_(x)
+
+    def reduction() -> Call:
+        x = source()
+        return lambda: x.sum()
+
+    def streaming() -> Call:
+        from maxsim_bench.measure.streaming import streaming_read
+
+        return streaming_read(source())
+
+    offers = [Offer("read_copy", "read", copy, 2.0 * size), Offer("read_reduction", "read", reduction, float(size))]
+    return [*offers, Offer("read_triton", "read", streaming, float(size))] if device == "cuda" else offers
+
+
+def _empty_kernel() -> Call:
+    import torch
+
+    return lambda: torch.cuda._sleep(0)
+
+
+def _nothing() -> Call:
+    return lambda: None

@@ -1,0 +1,165 @@
+"""The only clocks of the project: host time, CUDA event pairs, and the buffer that empties the L2.
+
+Room: `measure`. Imports nothing else of ours. Whoever needs a time asks this room; a test looks for clocks elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Literal, Protocol
+
+Policy = Literal["cold_l2", "warm_l2", "graph", "host"]
+
+_DEFAULT_L2 = 64 << 20  # bytes, where the driver does not say; larger than the L2 of any card before Hopper
+_SPIN_LIMIT_MS = 60.0
+
+
+def seconds() -> float:
+    """Monotonic host time in seconds, for deadlines and progress."""
+    return time.monotonic()
+
+
+def utc_now() -> str:
+    """Date and time in UTC, ISO 8601 to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One timed call.
+
+    Attributes:
+        ms: milliseconds it took.
+        output: what it returned.
+        error: what it raised instead; `ms` is then NaN.
+    """
+
+    ms: float
+    output: object
+    error: Exception | None = None
+
+
+class Meter(Protocol):
+    """Times a sequence of calls in the order given."""
+
+    def block(self, calls: Sequence[Callable[[], object]]) -> list[Sample]:
+        """Times each call once. A call that raises gives a sample with the exception, and the rest goes on."""
+        ...
+
+    def synchronize(self) -> None:
+        """Waits until the device has nothing left to do."""
+        ...
+
+
+class HostMeter:
+    """Wall clock of one call from Python, dispatch and (on a GPU) the wait for its result included."""
+
+    def __init__(self, device: str) -> None:
+        self._cuda = device == "cuda"
+
+    def synchronize(self) -> None:
+        if self._cuda:
+            import torch
+
+            torch.cuda.synchronize()
+
+    def block(self, calls: Sequence[Callable[[], object]]) -> list[Sample]:
+        samples = []
+        for call in calls:
+            self.synchronize()
+            start = time.perf_counter_ns()
+            try:
+                output = call()
+                self.synchronize()
+            except Exception as error:
+                samples.append(Sample(float("nan"), None, error))
+                continue
+            samples.append(Sample((time.perf_counter_ns() - start) / 1e6, output))
+        return samples
+
+
+class EventMeter:
+    """CUDA events around each call, recorded back to back on the current stream, one synchronisation at the end.
+
+    Before a block the stream is kept busy for about as long as the host needs to enqueue it: without that lead an event
+    pair around a kernel shorter than its dispatch measures the gap that the host leaves. `starved` counts the blocks in
+    which the lead did not last; `blocks` counts all of them.
+    """
+
+    def __init__(self, *, cold: bool) -> None:
+        import torch
+
+        self._torch: Any = torch
+        size = l2_bytes() or _DEFAULT_L2
+        self._flush = torch.empty(2 * size, dtype=torch.uint8, device="cuda") if cold else None
+        self._events: list[Any] = []
+        self._enqueue_ms = 0.1  # host time a call, refined by every block
+        self._cycles_per_ms = self._calibrate()
+        self.blocks = 0
+        self.starved = 0
+
+    def _calibrate(self) -> float:
+        """Cycles of the spinning kernel in one millisecond, at the clock of the moment."""
+        start, end = self._event_pairs(1)[0]
+        cycles = 1_000_000
+        self._torch.cuda._sleep(cycles)
+        start.record()
+        self._torch.cuda._sleep(cycles)
+        end.record()
+        self._torch.cuda.synchronize()
+        return cycles / max(start.elapsed_time(end), 1e-3)
+
+    def _event_pairs(self, count: int) -> list[tuple[Any, Any]]:
+        while len(self._events) < 2 * count:
+            self._events.append(self._torch.cuda.Event(enable_timing=True))
+        return [(self._events[2 * i], self._events[2 * i + 1]) for i in range(count)]
+
+    def synchronize(self) -> None:
+        self._torch.cuda.synchronize()
+
+    def block(self, calls: Sequence[Callable[[], object]]) -> list[Sample]:
+        pairs = self._event_pairs(len(calls))
+        results: list[tuple[object, Exception | None]] = []
+        lead = self._torch.cuda.Event()
+        self._torch.cuda._sleep(int(min(1.5 * self._enqueue_ms * len(calls), _SPIN_LIMIT_MS) * self._cycles_per_ms))
+        lead.record()
+        before, ran_dry = lead, False
+        began = time.perf_counter_ns()
+        for call, (start, end) in zip(calls, pairs, strict=True):
+            ran_dry = bool(before.query())  # the last one decides: was the device waiting for the host by then?
+            if self._flush is not None:
+                self._flush.zero_()
+            start.record()
+            try:
+                results.append((call(), None))
+            except Exception as error:
+                results.append((None, error))
+            end.record()
+            before = end
+        self._enqueue_ms = 0.5 * self._enqueue_ms + 0.5 * (time.perf_counter_ns() - began) / 1e6 / max(len(calls), 1)
+        self._torch.cuda.synchronize()
+        self.blocks += 1
+        self.starved += ran_dry
+        return [
+            Sample(start.elapsed_time(end) if error is None else float("nan"), output, error)
+            for (start, end), (output, error) in zip(pairs, results, strict=True)
+        ]
+
+
+def l2_bytes() -> int | None:
+    """Bytes of L2 of the current GPU, None without a GPU or where the driver does not say."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    return getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", None) or None
+
+
+def meter_for(policy: Policy, device: str) -> Meter:
+    """The meter of a timing policy. On a processor every policy is `host`."""
+    if device != "cuda" or policy == "host":
+        return HostMeter(device)
+    return EventMeter(cold=policy == "cold_l2")

@@ -1,0 +1,311 @@
+"""The procedure for one cell, inside a worker: correctness and memory alone, interleaved timing, correctness again.
+
+Room: `run`. May import: declare, record, measure, backends.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from maxsim_bench.backends.base import Backend, Inputs
+from maxsim_bench.backends.inputs import make_inputs
+from maxsim_bench.measure import memory
+from maxsim_bench.measure.clock import l2_bytes
+from maxsim_bench.measure.datasheet import Peak, impossible, peak_of
+from maxsim_bench.measure.errors import Errors
+from maxsim_bench.measure.failures import describe, kind_of
+from maxsim_bench.measure.graphs import CaptureError
+from maxsim_bench.measure.nvml import Conditions, Sampler
+from maxsim_bench.measure.timer import Call, Timing, TimingFailure, time_callables
+from maxsim_bench.run.check import ResultError, Truth, checksum, poison_free_memory, stale
+from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
+from maxsim_bench.run.rows import Frame, Outcome, build_row, sample_record
+from maxsim_bench.run.work import Work, work_of
+
+_MOST_SETS = 8
+_CPU_CACHE_BYTES = 32 << 20
+_MEMORY_SHARE = 0.6  # of what is free, for inputs and what backends prepare from them
+_MARGIN = 1.1  # fragmentation when several backends' blocks lie side by side
+_CPU_PEAK_FACTOR = 3.0  # a processor has no data sheet here; measured rates of a busy one may be this much too low
+
+
+class CellMeasurement:
+    """One request being measured. `run` may be called once."""
+
+    def __init__(self, request: CellRequest, hello: Hello, resolve: Callable[[str], Backend], step: Step) -> None:
+        self.request, self.cell, self.hello, self.step = request, request.cell, hello, step
+        self.device = hello.device
+        self.backends = {name: resolve(name) for name in request.backends}
+        self.reference = resolve("reference")
+        self.outcomes = {name: Outcome() for name in request.backends}
+        self.conditions = Conditions()
+        self.work: Work | None = None
+        self.input_bytes: int | None = None
+        self.sets = 0
+
+    def run(self) -> CellResult:
+        """Measure, and give everything back to the allocator."""
+        try:
+            with memory.cap(self.cell.memory_cap, self.device):
+                self._measure()
+        finally:
+            memory.forget_compiled()
+            memory.settle(self.device)
+        frame = Frame(self.request, self.hello, self.work, self.input_bytes, self.sets, self.conditions)
+        rows = [build_row(frame, name, outcome) for name, outcome in self.outcomes.items()]
+        samples = {
+            row.key: sample_record(self.outcomes[row.backend], self.conditions) for row in rows if row.status == "ok"
+        }
+        return CellResult(rows, samples)
+
+    def _measure(self) -> None:
+        self.step("making the inputs and the reference's results")
+        reason = self.reference.supports(self.cell, self.device)
+        if reason is not None:
+            self._fail_all("error", f"nothing to compare with: the reference {reason}")
+            return
+        try:
+            inputs = make_inputs(self.cell, self.device, 0)
+            self.input_bytes = sum(t.nbytes for t in inputs.tensors())
+            lengths = None if inputs.d_lengths is None else inputs.d_lengths.flatten().tolist()
+            self.work = work_of(self.cell, lengths)
+            truth = Truth(self.cell, inputs, self.reference)
+        except Exception as error:
+            kind = self._kind(error)
+            told = "the inputs and the reference's results do not fit: " if kind == "oom" else "making the inputs: "
+            self._fail_all(kind, told + describe(error))
+            return
+        for name in self.backends:
+            self.step(f"{name} alone")
+            inputs = self._alone(name, inputs, truth)
+        del truth
+        self._time(inputs)
+
+    def _fail_all(self, status: str, error: str) -> None:
+        for outcome in self.outcomes.values():
+            outcome.fail("oom" if status == "oom" else "error", error)
+
+    def _kind(self, error: Exception) -> str:
+        """ "oom" or "error"; a lost device ends the worker instead."""
+        kind = kind_of(error)
+        if kind == "fatal":
+            raise LostDeviceError(describe(error)) from error
+        return kind
+
+    # Alone: correctness and memory.
+
+    def _alone(self, name: str, inputs: Inputs, truth: Truth) -> Inputs:
+        """Check one backend with nothing of another alive; the inputs, made again if it wrote to them."""
+        outcome = self.outcomes[name]
+        baseline = memory.settle(self.device)
+        bits = checksum(inputs)
+        try:
+            self._check_alone(name, inputs, truth, baseline)
+        except ResultError as error:
+            outcome.fail("incorrect", str(error))
+        except Exception as error:
+            outcome.fail("oom" if self._kind(error) == "oom" else "error", describe(error))
+        lost = memory.leak(baseline, self.device)
+        if lost is not None and outcome.status == "ok":
+            outcome.fail("error", lost)
+        if checksum(inputs) == bits:
+            return inputs
+        outcome.fail("incorrect", "overwrites its inputs: they are not the same after its calls")
+        return make_inputs(self.cell, self.device, 0)
+
+    def _check_alone(self, name: str, inputs: Inputs, truth: Truth, baseline: int | None) -> None:
+        backend, outcome = self.backends[name], self.outcomes[name]
+        pools = memory.graph_pool_bytes() if self.device == "cuda" else 0
+        call = backend.prepare(self.cell, inputs)
+        prepared = memory.allocated(self.device)
+        if prepared is not None and baseline is not None:
+            outcome.prepare_bytes = max(prepared - baseline, 0)
+        outcome.kernel_config = self._kernel_config(backend, inputs)
+        poison_free_memory(truth.want)
+        tolerance = backend.tolerance(self.cell)
+        output = call()
+        verdict = truth.judge(output, tolerance)
+        outcome.errors = verdict.errors
+        wrong = verdict.wrong or stale(call, output, truth, tolerance)
+        if wrong is not None:
+            outcome.fail("incorrect", wrong)
+            return
+        del output
+        outcome.memory = memory.measure_peak(call, self.device, pools)
+
+    def _kernel_config(self, backend: Backend, inputs: Inputs) -> str | None:
+        """What a backend with a method `kernel_config` says of its launch."""
+        explain = getattr(backend, "kernel_config", None)
+        return None if explain is None else explain(self.cell, inputs)
+
+    # Together: interleaved timing on inputs that nobody has seen.
+
+    def _ok(self) -> list[str]:
+        return [name for name, outcome in self.outcomes.items() if outcome.status == "ok"]
+
+    def _time(self, used: Inputs) -> None:
+        if not self._ok():
+            return
+        self.step("making fresh inputs")
+        self.sets = self._count_sets()
+        try:
+            sets = [self._fresh(used), *(make_inputs(self.cell, self.device, i + 2) for i in range(self.sets - 1))]
+        except Exception as error:
+            for name in self._ok():
+                self.outcomes[name].fail("oom" if self._kind(error) == "oom" else "error", describe(error))
+            return
+        del used
+        for group in self._groups():
+            self._time_group(group, sets)
+
+    def _fresh(self, used: Inputs) -> Inputs:
+        """New contents at the old addresses where they fit: a backend that caches by address then answers wrongly."""
+        assert self.input_bytes is not None
+        if memory.available_bytes(self.device, self.cell.memory_cap) < 2 * self.input_bytes:
+            return used
+        drawn = make_inputs(self.cell, self.device, 1)
+        for old, new in zip(used.tensors(), drawn.tensors(), strict=True):
+            if old.shape != new.shape:
+                return drawn
+        for old, new in zip(used.tensors(), drawn.tensors(), strict=True):
+            old.copy_(new)
+        return used
+
+    def _count_sets(self) -> int:
+        """Input sets to rotate over: together larger than the last cache, at least two, if memory holds them."""
+        assert self.input_bytes is not None
+        cache = (l2_bytes() or 0) if self.device == "cuda" else _CPU_CACHE_BYTES
+        wanted = min(_MOST_SETS, max(2, math.ceil(2 * cache / max(self.input_bytes, 1))))
+        a_set = self.input_bytes + sum(self.outcomes[n].prepare_bytes or 0 for n in self._ok())
+        room = _MEMORY_SHARE * memory.available_bytes(self.device, self.cell.memory_cap)
+        return max(1, min(wanted, int(room / max(a_set, 1))))
+
+    def _groups(self) -> list[list[str]]:
+        """Backends that fit into memory together, the baseline first in every group; one group where all fit."""
+        names = self._ok()
+        base = self.request.baseline if self.request.baseline in names else None
+        rest = [name for name in names if name != base]
+        first = [base] if base is not None else []
+        groups: list[list[str]] = [list(first)]
+        for name in rest:
+            if len(groups[-1]) > len(first) and not self._fits([*groups[-1], name]):
+                groups.append(list(first) if self._fits([*first, name]) else [])
+            groups[-1].append(name)
+        return [group for group in groups if group]
+
+    def _fits(self, group: Sequence[str]) -> bool:
+        readings = [self.outcomes[name] for name in group]
+        if any(r.memory is None for r in readings):
+            return True  # a processor has no meter; its memory is the system's business
+        kept = sum(self.sets * (r.prepare_bytes or 0) for r in readings)
+        peak = max(r.memory.peak_extra_bytes for r in readings if r.memory is not None)
+        flush = 2 * (l2_bytes() or 0)
+        return _MARGIN * (kept + peak + flush) <= memory.available_bytes(self.device, self.cell.memory_cap)
+
+    def _time_group(self, group: list[str], sets: list[Inputs]) -> None:
+        """Time backends against each other, then check what came out; one that runs out of memory is tried alone."""
+        bits = [checksum(inputs) for inputs in sets]
+        calls: dict[str, list[Call]] = {}
+        crowded: list[str] = []
+        for name in group:
+            self.step(f"{name}, preparing for timing")
+            try:
+                calls[name] = [self.backends[name].prepare(self.cell, inputs) for inputs in sets]
+            except Exception as error:
+                self._timing_failed(name, error, group, crowded)
+        timed: dict[str, Timing | TimingFailure] = {}
+        if calls:
+            with Sampler() as conditions:
+                timed = time_callables(
+                    calls, self.cell.timing_policy or "cold_l2", self.request.budget, self.device,
+                    heartbeat=lambda: self.step(f"timing {', '.join(calls)}"),
+                )  # fmt: skip
+            self.conditions.reasons |= conditions.reasons
+            self.conditions.power_w += conditions.power_w
+            self.conditions.sm_clock_mhz += conditions.sm_clock_mhz
+            self.conditions.temperature_c += conditions.temperature_c
+        calls.clear()
+        for name, result in timed.items():
+            if isinstance(result, TimingFailure):
+                self._timing_failed(name, result.error, group, crowded)
+            elif self.outcomes[name].timing is None:  # the baseline keeps the times of its first group
+                base = timed.get(self.request.baseline or "")
+                self.outcomes[name].timing = result
+                self.outcomes[name].baseline_timing = base if isinstance(base, Timing) else None
+                self.outcomes[name].interleaved_with = tuple(group)
+        self._check_timed(group, sets, bits)
+        memory.settle(self.device)
+        for name in crowded:
+            self._time_group([name], sets)
+
+    def _timing_failed(self, name: str, error: Exception, group: list[str], crowded: list[str]) -> None:
+        outcome = self.outcomes[name]
+        if isinstance(error, CaptureError):
+            outcome.fail("unsupported", str(error))
+        elif self._kind(error) == "oom" and len(group) > 1:
+            crowded.append(name)
+        elif outcome.timing is None:
+            outcome.fail("oom" if self._kind(error) == "oom" else "error", f"while timed: {describe(error)}")
+
+    def _check_timed(self, group: list[str], sets: list[Inputs], bits: list[list[tuple[int, int]]]) -> None:
+        """The tensors that timing produced against the reference, and the times against what is possible."""
+        self.step("checking what timing produced")
+        touched = [i for i, inputs in enumerate(sets) if checksum(inputs) != bits[i]]
+        if touched and len(group) == 1:
+            self.outcomes[group[0]].fail("incorrect", "overwrites its inputs while it is timed")
+        if touched:
+            self._time_apart(group, sets)
+            return
+        truths: dict[int, Truth] = {}
+        for name in group:
+            timing = self.outcomes[name].timing
+            if timing is None or timing.last_output is None:
+                continue
+            if timing.last_set not in truths:
+                truths[timing.last_set] = Truth(self.cell, sets[timing.last_set], self.reference)
+            self._judge_timed(name, timing, truths[timing.last_set])
+            timing.last_output = None
+
+    def _time_apart(self, group: list[str], sets: list[Inputs]) -> None:
+        """Somebody wrote to the inputs that all shared: nobody's times count, each is timed again by itself."""
+        for i in range(len(sets)):
+            sets[i] = make_inputs(self.cell, self.device, i + 1)
+        for name in group:
+            if self.outcomes[name].status == "ok":
+                self.outcomes[name].timing = None
+                self._time_group([name], sets)
+
+    def _judge_timed(self, name: str, timing: Timing, truth: Truth) -> None:
+        outcome = self.outcomes[name]
+        try:
+            verdict = truth.judge(timing.last_output, self.backends[name].tolerance(self.cell))
+        except ResultError as error:
+            outcome.fail("incorrect", f"while timed: {error}")
+            return
+        if outcome.errors is not None:
+            outcome.errors = _worse(outcome.errors, verdict.errors)
+        wrong = f"while timed, on fresh inputs: {verdict.wrong}" if verdict.wrong else self._implausible(timing)
+        if wrong is not None:
+            outcome.fail("incorrect", wrong)
+
+    def _implausible(self, timing: Timing) -> str | None:
+        assert self.work is not None
+        work = self.work
+        cold = timing.policy == "cold_l2"
+        return timing.suspicion or impossible(
+            timing.median_ms, work.flops, work.bytes_min, work.unit, self._peak(), cold=cold
+        )
+
+    def _peak(self) -> Peak | None:
+        if self.device == "cuda":
+            return peak_of(self.hello.device_name)
+        rates = (self.request.ceilings or {}).get("matmul_tflops") or {}
+        if not rates:
+            return None
+        bound = _CPU_PEAK_FACTOR * max(rates.values())
+        return Peak(half=bound, tf32=bound, int8=math.inf, gbs=math.inf)
+
+
+def _worse(a: Errors, b: Errors) -> Errors:
+    return Errors(max(a.max_abs, b.max_abs), max(a.mean_abs, b.mean_abs), max(a.max_rel, b.max_rel))

@@ -1,0 +1,75 @@
+"""How much a cell asks for: operations and compulsory bytes. Pure functions of the cell and its lengths.
+
+Room: `run`. May import: declare, record, measure, backends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from maxsim_bench.declare.cell import Cell
+
+_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
+_SCORE_BYTES = 4
+# A training step multiplies three times: scores, then the winners' gradients to each side, which are sparse. Only the
+# first is dense work; the gradients add 2 · d operations a winning pair and side.
+_GRADIENT_SIDES = 2
+
+
+@dataclass(frozen=True)
+class Work:
+    """One call of a cell.
+
+    Attributes:
+        flops: multiply-adds counted twice, over real tokens only; the maxima and sums are not counted.
+        bytes_min: every input element read once and every result written once.
+        pairs: query-document pairs scored.
+        unit: matrix unit that serves the operands: "fp16", "bf16", "tf32", "fp32" or "int8".
+    """
+
+    flops: float
+    bytes_min: float
+    pairs: int
+    unit: str
+
+
+def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
+    """Work of a `forward` or `training_step` cell.
+
+    Every query has Lq tokens. `forward` multiplies 2 · Lq · d for each query and each token of the documents it meets:
+    2 · Nq · Lq · Σ Ld · d for pairing "all". `training_step` adds the gradients of the winning tokens and writes both.
+
+    Args:
+        cell: with Nq, B, Lq, Ld, d and dtype set.
+        d_lengths: real tokens of every document there is (B; Nq · B for candidates); None means Ld each.
+    """
+    Nq, B, Lq, Ld, d = (_known(cell, axis) for axis in ("Nq", "B", "Lq", "Ld", "d"))
+    documents = Nq * B if cell.pairing == "candidates" else B
+    tokens = documents * Ld if d_lengths is None else sum(int(n) for n in d_lengths)
+    meets = Nq if cell.pairing in (None, "all") else 1  # queries that each document meets
+    pairs = documents * meets
+    flops = 2.0 * Lq * d * tokens * meets
+    element = _ELEMENT[cell.dtype or "fp32"]
+    query_bytes, document_bytes = Nq * Lq * d * element, tokens * d * element
+    bytes_min = float(query_bytes + document_bytes + pairs * _SCORE_BYTES)
+    if cell.op == "training_step":
+        flops += _GRADIENT_SIDES * 2.0 * pairs * Lq * d
+        bytes_min += query_bytes + document_bytes  # the gradients have the shape and dtype of the inputs
+    return Work(flops, bytes_min, pairs, unit_of(cell))
+
+
+def unit_of(cell: Cell) -> str:
+    """The matrix unit that a cell's operands ask for."""
+    if cell.quantiser is not None:
+        return "int8" if cell.quantiser.startswith("int8") else "fp8"
+    if cell.dtype == "fp32":
+        return "tf32" if cell.precision == "tf32" else "fp32"
+    return cell.dtype or "fp32"
+
+
+def _known(cell: Cell, axis: str) -> int:
+    value = getattr(cell, axis)
+    if value is None:
+        raise ValueError(f"cell {cell.hash()} of {cell.experiment}: {axis} is not set, so its work is unknown")
+    return int(value)
