@@ -1,0 +1,109 @@
+"""What there is: experiments, backends and data sets by name, and a cell with everything measured for it.
+
+Orchestration beside `cli.py`. May import every room.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from maxsim_bench.backends.registry import backends
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import PROFILES, DeclarationError, Experiment
+from maxsim_bench.declare.load import load_directory, suggest
+from maxsim_bench.planning import describe
+from maxsim_bench.progress import outcome
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.store import Store
+
+
+class Found(BaseModel):
+    """A cell, the rows measured for it with the files that hold them, and the command that measures it."""
+
+    cell: Cell
+    rows: list[tuple[str, Row]]
+    command: str | None
+
+
+def experiments(folder: Path, names: tuple[str, ...] = ()) -> list[Experiment]:
+    """The named experiments of a folder, all if none is named. Raises `DeclarationError` for what is not there."""
+    if not folder.is_dir():
+        raise DeclarationError([f"{folder}: no such folder. Run in the checkout, or name it with --experiments."])
+    known = load_directory(folder, backends())
+    unknown = [f"no experiment {name!r} in {folder}. {suggest(name, known)}" for name in names if name not in known]
+    if unknown:
+        raise DeclarationError(unknown)
+    return [known[name] for name in names or known]
+
+
+def known_backends(names: tuple[str, ...]) -> None:
+    """Raise `DeclarationError` for every name that is no backend."""
+    known = backends()
+    unknown = [f"--backend {name}: no such backend. {suggest(name, known)}" for name in names if name not in known]
+    if unknown:
+        raise DeclarationError(unknown)
+
+
+def catalogue(what: str, folder: Path) -> dict[str, str]:
+    """Name → one line about it, for "experiments", "backends" or "datasets"."""
+    if what == "experiments":
+        return {e.name: e.title for e in experiments(folder)}
+    if what == "backends":
+        from maxsim_bench.doctor import why_not
+        from maxsim_bench.machine import this_machine
+
+        device = this_machine().device
+        states = {name: (backend.version(), why_not(backend, device)) for name, backend in backends().items()}
+        return {
+            name: version if problem is None else f"not here: {problem}" for name, (version, problem) in states.items()
+        }
+    from maxsim_bench.retrieve.catalogue import datasets
+
+    return datasets()
+
+
+def find_cell(beginning: str, folder: Path, results: Path) -> Found:
+    """The one cell whose hash begins so, among declared and measured ones, with its rows.
+
+    Raises `DeclarationError` if there is none or more than one.
+    """
+    measured: dict[str, list[tuple[str, Row]]] = {}
+    for path in sorted(results.rglob("*.csv")):
+        for row in Store(path).rows():
+            measured.setdefault(row.cell.hash(), []).append((path.as_posix(), row))
+    cells = {digest: rows[0][1].cell for digest, rows in measured.items()}
+    commands: dict[str, str] = {}
+    for experiment in experiments(folder):
+        for profile in PROFILES:
+            for gpu in experiment.gpus(profile):
+                for cell in experiment.cells(gpu, profile):
+                    cells.setdefault(cell.hash(), cell)
+                    commands.setdefault(cell.hash(), f"maxsim-bench run {experiment.name} --profile {profile}")
+    hits = [digest for digest in cells if digest.startswith(beginning)]
+    if len(hits) != 1:
+        told = f"{len(hits)} cells begin so; give more digits" if hits else "no cell, declared or measured, begins so"
+        raise DeclarationError([f"{beginning}: {told}. `maxsim-bench plan` lists them."])
+    cell = cells[hits[0]]
+    command = commands.get(hits[0])
+    where = "".join(f" --where {axis}={value}" for axis, value in _axes(cell).items())
+    return Found(cell=cell, rows=measured.get(hits[0], []), command=command and command + where)
+
+
+def _axes(cell: Cell) -> dict[str, object]:
+    numbers = ("Nq", "B", "Lq", "Ld", "d", "dtype", "layout", "chunk", "k", "timing_policy")
+    return {name: getattr(cell, name) for name in numbers if getattr(cell, name) is not None}
+
+
+def found_lines(found: Found) -> list[str]:
+    """The cell, its rows and the command as text."""
+    cell = found.cell
+    lines = [f"{cell.hash()}  {cell.experiment} {cell.op} on {cell.gpu}", f"  {describe(cell)}"]
+    for path, row in found.rows:
+        lines.append(f"  {row.backend:<16}{outcome(row)}  ({path}, version {row.backend_version})")
+    if not found.rows:
+        lines.append("  not measured yet")
+    if found.command:
+        lines.append(f"  measure it on {cell.gpu}: {found.command}")
+    return lines

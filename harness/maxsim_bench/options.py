@@ -1,0 +1,66 @@
+"""Options that several commands share, one function each.
+
+Orchestration beside `cli.py`. May import: declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from maxsim_bench.declare.experiment import PROFILES, parse_bytes
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Size(click.ParamType):
+    """Bytes, as "16GB", "16GiB" or a number; "40GB" and "80GB" are the cards of the paper."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """Bytes as an integer, or a usage error."""
+        try:
+            return parse_bytes(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def experiments_option(command: F) -> F:
+    """Where grids are declared."""
+    return click.option(
+        "--experiments", type=click.Path(path_type=Path, file_okay=False), default=Path("experiments"),
+        show_default=True, help="Folder of TOML files.",
+    )(command)  # fmt: skip
+
+
+def results_option(command: F) -> F:
+    """Where measured rows lie."""
+    return click.option(
+        "--results", type=click.Path(path_type=Path, file_okay=False), default=Path("results"),
+        show_default=True, help="Folder of measured rows; this machine writes below its `local`.",
+    )(command)  # fmt: skip
+
+
+def grid_options(command: F) -> F:
+    """Which part of which grid."""
+    for option in (
+        click.argument("names", metavar="[EXPERIMENT]...", nargs=-1),
+        click.option("--profile", type=click.Choice(PROFILES), default="full", show_default=True, help="Size of grid."),
+        click.option(
+            "--where", multiple=True, metavar="AXIS=VALUE", help="Only such cells: Lq=32, B>=1000, dtype!=fp32."
+        ),
+        click.option("--backend", "backends", multiple=True, metavar="NAME", help="Only this backend (repeatable)."),
+        click.option("--memory-cap", type=Size(), help="Device memory that a cell may use: 40GB, 16GiB."),
+        experiments_option,
+    ):
+        command = option(command)
+    return command
+
+
+def json_option(command: F) -> F:
+    """For scripts."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")(command)

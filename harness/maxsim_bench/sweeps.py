@@ -1,0 +1,127 @@
+"""From what a user asks for to sweeps: experiments chosen, grids filtered, each measured into its store.
+
+Orchestration beside `cli.py`. May import every room.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from maxsim_bench.catalogue import experiments, known_backends
+from maxsim_bench.declare.experiment import DeclarationError, Experiment, ProfileName
+from maxsim_bench.declare.select import parse_where
+from maxsim_bench.machine import Machine, this_machine
+from maxsim_bench.planning import Outline, describe, duration, outline, outline_lines
+from maxsim_bench.progress import SweepProgress, outcome
+from maxsim_bench.record.row import Row
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to measure, and how. `folder` is where this machine's rows go; the other names are the options of `run`."""
+
+    folder: Path
+    experiments: Path = Path("experiments")
+    names: tuple[str, ...] = ()
+    profile: ProfileName = "full"
+    where: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    memory_cap: int | None = None
+    force: bool = False
+    timeout_s: float | None = None
+    dry_run: bool = False
+
+
+class Swept(BaseModel):
+    """What one call of `sweep` did: rows of this run by status, rows finished before, rows that failed unallowed."""
+
+    folder: str
+    plans: list[Outline]
+    dry_run: bool = False
+    measured: Counter[str] = Counter()
+    resumed: int = 0
+    failed: list[Row] = []
+
+
+def outlines(
+    *,
+    experiments: Path = Path("experiments"),
+    names: tuple[str, ...] = (),
+    profile: ProfileName = "full",
+    where: Iterable[str] = (),
+    backends: tuple[str, ...] = (),
+    memory_cap: int | None = None,
+    gpu: str | None = None,
+) -> list[Outline]:
+    """The filtered grid of every chosen experiment for `gpu`, by default the device at hand."""
+    return [plan for _, plan in _chosen(experiments, names, profile, where, backends, memory_cap, gpu)]
+
+
+def _chosen(
+    folder: Path,
+    names: tuple[str, ...],
+    profile: ProfileName,
+    where: Iterable[str],
+    backends: tuple[str, ...],
+    memory_cap: int | None,
+    gpu: str | None,
+) -> list[tuple[Experiment, Outline]]:
+    conditions = parse_where(where)
+    known_backends(backends)
+    chosen = experiments(folder, names)
+    card = gpu or this_machine().key
+    return [(e, outline(e, card, profile, conditions, backends, memory_cap)) for e in chosen]
+
+
+def sweep(request: Request) -> Swept:
+    """Measure everything asked for on the device at hand; rows go to `folder/<experiment>.csv` as they come.
+
+    Raises `DeclarationError` where experiments are named and none of them has a cell for this device and these filters.
+    """
+    from maxsim_bench.record.store import Store
+    from maxsim_bench.run.sweep import SweepOptions, run_sweep
+
+    r = request
+    machine = this_machine()
+    chosen = _chosen(r.experiments, r.names, r.profile, r.where, r.backends, r.memory_cap, machine.key)
+    chosen = [(experiment, plan) for experiment, plan in chosen if plan.planned]
+    if not chosen:
+        raise DeclarationError([_nothing(r, machine)])
+    done = Swept(folder=r.folder.as_posix(), plans=[plan for _, plan in chosen], dry_run=r.dry_run)
+    options = SweepOptions(device=machine.device, force=r.force, timeout_s=r.timeout_s)
+    for experiment, plan in [] if r.dry_run else chosen:
+        cells = [(p.cell, p.backends) for p in plan.planned]
+        store = Store(r.folder / f"{experiment.name}.csv")
+        with SweepProgress(experiment.name, len(cells)) as progress:
+            summary = run_sweep(experiment.under(r.profile), cells, store, options, progress.cell)
+        done.measured.update(summary.measured)
+        done.resumed += summary.resumed
+        done.failed += summary.failed
+    return done
+
+
+def _nothing(request: Request, machine: Machine) -> str:
+    named = ", ".join(request.names) or "any experiment"
+    told = f"no cell of {named} is declared for {machine.key} under profile {request.profile}"
+    filters = [*request.where, *request.backends]
+    return told + (f" with {' '.join(filters)}" if filters else "") + ". `maxsim-bench plan` shows what is declared."
+
+
+def sweep_lines(done: Swept) -> list[str]:
+    """What a sweep did, or would do, as text."""
+    if done.dry_run:
+        return [line for plan in done.plans for line in outline_lines(plan)]
+    counts = ", ".join(f"{count} {status}" for status, count in sorted(done.measured.items())) or "nothing new"
+    lines = [f"measured: {counts}; finished before: {done.resumed}; rows in {done.folder}"]
+    lines += [f"failed: {f.cell.experiment} {describe(f.cell)} {f.backend}: {outcome(f)}" for f in done.failed]
+    return lines
+
+
+def estimate(plans: Iterable[Outline]) -> str:
+    """Time that the plans take together, in words."""
+    return duration(sum(plan.seconds for plan in plans))
