@@ -1,6 +1,7 @@
 """`maxsim`: exact late-interaction (MaxSim) scoring. Public names only; knows nothing of the benchmark harness."""
 
-from maxsim.operator import maxsim
+from maxsim.fused.launch import LaunchPlan
+from maxsim.operator import explain, maxsim, maxsim_argmax
 from maxsim.tokens import TokenBatch, tokens
 
-__all__ = ["TokenBatch", "maxsim", "tokens"]
+__all__ = ["LaunchPlan", "TokenBatch", "explain", "maxsim", "maxsim_argmax", "tokens"]

@@ -1,23 +1,28 @@
-"""The operator: what a user calls. Which kernel runs, and why, is decided here and can be asked for.
+"""The operator: what a user calls. Which kernel runs, and why, is decided below and can be asked for here.
 
 Room: `operator`. In: tensors or token batches. Out: scores. May import: every room of `maxsim` below it.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from maxsim import fused, reference
-from maxsim.fused.forward import Path, Precision
-from maxsim.tokens import Pairing, TokenBatch, score_shape, tokens
+from maxsim import fused
+from maxsim.fused import launch
+from maxsim.fused.forward import Path, Precision, check
+from maxsim.fused.launch import LaunchPlan
+from maxsim.tokens import Pairing, TokenBatch, tokens
+
+Tokens = Tensor | TokenBatch
 
 
 def maxsim(
-    Q: Tensor | TokenBatch,
-    D: Tensor | TokenBatch,
+    Q: Tokens,
+    D: Tokens,
     *,
     q_mask: Tensor | None = None,
     d_mask: Tensor | None = None,
@@ -55,20 +60,154 @@ def maxsim(
         >>> maxsim(torch.eye(2), torch.eye(2)[None])
         tensor([2.])
     """
-    q, d, flat = _batches(Q, D, q_mask, d_mask, q_lengths, d_lengths, q_cu_seqlens, d_cu_seqlens, pairing)
-    scores = fused.forward(q, d, pairing=pairing, precision=precision, path=path or _path(q))
-    return scores.squeeze(0) if flat else scores
+    given = _given(
+        Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens)
+    )
+    check(given.q, given.d, pairing, precision, path)
+    if torch.is_grad_enabled() and (given.q.values.requires_grad or given.d.values.requires_grad):
+        # here and not above: scoring alone must not load the gradient kernels
+        from maxsim.training.autograd import maxsim_autograd
+
+        scores = maxsim_autograd(
+            given.q, given.d, given.q.values, given.d.values, pairing=pairing, precision=precision, path=path
+        )
+    else:
+        scores = fused.forward(given.q, given.d, pairing=pairing, precision=precision, path=path)
+    return scores.squeeze(0) if given.single else scores
 
 
-def _batches(Q: Any, D: Any, q_mask: Any, d_mask: Any, q_lengths: Any, d_lengths: Any, q_cu: Any, d_cu: Any, pairing: Pairing) -> tuple[TokenBatch, TokenBatch, bool]:
+def maxsim_argmax(
+    Q: Tokens,
+    D: Tokens,
+    *,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    q_lengths: Tensor | None = None,
+    d_lengths: Tensor | None = None,
+    q_cu_seqlens: Tensor | None = None,
+    d_cu_seqlens: Tensor | None = None,
+    pairing: Pairing = "all",
+    precision: Precision = "ieee",
+    path: Path | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Scores as `maxsim`, and which document token won for every query token, in the caller's own token positions.
+
+    Arguments as `maxsim`. Not differentiable.
+
+    Returns:
+        scores, and int32 [..., Lq]: entry i is the position in the document, padding and holes included, of the token
+        that won for the query token at position i; the first on ties; -1 where the query token is masked or the
+        document is empty. Lq is that of Q, or the longest query if Q is packed.
+    """
+    given = _given(
+        Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens)
+    )
+    check(given.q, given.d, pairing, precision, path)
+    with torch.no_grad():
+        scored = fused.forward(given.q, given.d, pairing=pairing, precision=precision, argmax=True, path=path)
+        assert isinstance(scored, tuple)
+        scores, rows = scored
+        positions = _at_query_positions(_document_positions(rows, given.d, pairing), given.q, pairing)
+    return (scores.squeeze(0), positions.squeeze(0)) if given.single else (scores, positions)
+
+
+def explain(
+    Q: Tokens,
+    D: Tokens,
+    *,
+    q_mask: Tensor | None = None,
+    d_mask: Tensor | None = None,
+    q_lengths: Tensor | None = None,
+    d_lengths: Tensor | None = None,
+    q_cu_seqlens: Tensor | None = None,
+    d_cu_seqlens: Tensor | None = None,
+    pairing: Pairing = "all",
+    precision: Precision = "ieee",
+    argmax: bool = False,
+    path: Path | None = None,
+) -> LaunchPlan:
+    """The launch that `maxsim` would make of these arguments, as a value to print: kernel, tile, why, what binds it."""
+    given = _given(
+        Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens)
+    )
+    check(given.q, given.d, pairing, precision, path)
+    return launch.plan(given.q, given.d, pairing=pairing, precision=precision, argmax=argmax, path=path)
+
+
+@dataclass(frozen=True)
+class _Extent:
+    """How a caller says which tokens are valid: one of three, or none."""
+
+    mask: Tensor | None
+    lengths: Tensor | None
+    cu_seqlens: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Given:
+    """What a caller passed, checked; `single`: one query without a batch dimension, whose scores are [B]."""
+
+    q: TokenBatch
+    d: TokenBatch
+    single: bool
+
+
+def _given(Q: Tokens, D: Tokens, pairing: Pairing, q_extent: _Extent, d_extent: _Extent) -> _Given:
+    """Token batches of both arguments; [Nq, K, Ld, d] documents become Nq * K."""
     if isinstance(D, Tensor) and D.ndim == 4:
-        D = D.flatten(0, 1)
-        d_mask = d_mask if d_mask is None else d_mask.flatten(0, 1)
-        d_lengths = d_lengths if d_lengths is None else d_lengths.flatten()
-    q = tokens(Q, mask=q_mask, lengths=q_lengths, cu_seqlens=q_cu, role="Q")
-    d = tokens(D, mask=d_mask, lengths=d_lengths, cu_seqlens=d_cu, role="D")
-    return q, d, pairing == "all" and isinstance(Q, Tensor) and Q.ndim == 2 and q_cu is None
+        D, d_extent = _flat_candidates(Q, D, pairing, d_extent)
+    q = tokens(Q, mask=q_extent.mask, lengths=q_extent.lengths, cu_seqlens=q_extent.cu_seqlens, role="Q")
+    d = tokens(D, mask=d_extent.mask, lengths=d_extent.lengths, cu_seqlens=d_extent.cu_seqlens, role="D")
+    return _Given(q, d, pairing == "all" and isinstance(Q, Tensor) and Q.ndim == 2 and q_extent.cu_seqlens is None)
 
 
-def _path(q: TokenBatch) -> Path | None:
-    return "reference" if q.dtype == torch.float64 else None
+def _flat_candidates(Q: Tokens, D: Tensor, pairing: Pairing, extent: _Extent) -> tuple[Tensor, _Extent]:
+    """Documents [Nq, K, Ld, d] with their mask [Nq, K, Ld] or lengths [Nq, K] as [Nq * K, Ld, d], [Nq * K, Ld], [Nq * K]."""
+    if pairing != "candidates":
+        raise ValueError(f'D: shape is {tuple(D.shape)}; [Nq, K, Ld, d] needs pairing="candidates", not {pairing!r}')
+    Nq = Q.count if isinstance(Q, TokenBatch) else Q.shape[0] if Q.ndim == 3 else None
+    if Nq is not None and D.shape[0] != Nq:
+        raise ValueError(f"D: candidates for {D.shape[0]} queries, but Q has {Nq}")
+    for name, x, expected in (
+        ("d_mask", extent.mask, D.shape[:3]),
+        ("d_lengths", extent.lengths, D.shape[:2]),
+    ):
+        if x is not None and x.shape != expected:
+            raise ValueError(f"{name}: shape is {tuple(x.shape)}; expected {tuple(expected)} for D {tuple(D.shape)}")
+    mask = None if extent.mask is None else extent.mask.flatten(0, 1)
+    lengths = None if extent.lengths is None else extent.lengths.flatten()
+    return D.flatten(0, 1), _Extent(mask, lengths, extent.cu_seqlens)
+
+
+def _document_positions(rows: Tensor, d: TokenBatch, pairing: Literal["all", "pairs", "candidates"]) -> Tensor:
+    """Winning rows [..., Lq] of documents as int32 positions of the caller's tokens; -1 stays."""
+    won = rows.to(torch.int32)
+    if d.positions is None and d.shift is None:
+        return won
+    shape = (1, d.count, 1) if pairing == "all" else (*rows.shape[:-1], 1)
+    if d.positions is None:
+        assert d.shift is not None
+        return torch.where(won < 0, won, won + d.shift.view(shape))
+    if d.positions.numel() == 0:
+        return won
+    at = (d.row_starts().view(shape) + won).clamp_(0, d.positions.numel() - 1)
+    return torch.where(won < 0, won, d.positions[at])
+
+
+def _at_query_positions(won: Tensor, q: TokenBatch, pairing: Literal["all", "pairs", "candidates"]) -> Tensor:
+    """[..., q.max_length] counted from each query's first row, as [..., Lq] at the caller's query positions."""
+    Lq = q.dense_shape[1] if q.dense_shape is not None else q.max_length
+    if q.positions is None and q.shift is None:
+        return torch.nn.functional.pad(won, (0, Lq - won.shape[-1]), value=-1)
+    token = torch.arange(won.shape[-1], device=won.device)
+    if q.positions is not None:
+        rows = (q.row_starts()[:, None] + token).clamp_(0, max(0, q.positions.numel() - 1))
+        target = q.positions[rows] if q.positions.numel() else rows
+    else:
+        assert q.shift is not None
+        target = token + q.shift[:, None]
+    # column Lq collects what belongs to no token and is cut off
+    target = torch.where(token < q.row_lengths()[:, None], target, Lq).to(torch.int64)
+    target = target if pairing == "pairs" else target[:, None]
+    out = won.new_full((*won.shape[:-1], Lq + 1), -1)
+    return out.scatter_(-1, target.expand(won.shape), won)[..., :Lq]

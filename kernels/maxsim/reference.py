@@ -37,12 +37,17 @@ def float64(q: TokenBatch, d: TokenBatch, *, pairing: Pairing = "all") -> tuple[
     scores = best.masked_fill(~q_valid, 0.0).sum(-1)
     argmax = argmax.masked_fill(~(q_valid & d_valid.any(-1)), -1)
     shape = score_shape(q, d, pairing)
-    return scores.view(shape), argmax.view(*shape, -1)
+    return scores.view(shape), argmax.view(*shape, argmax.shape[-1])
 
 
-def blocked_fp32(
-    q: TokenBatch, d: TokenBatch, *, pairing: Pairing = "all", argmax: bool = False, tf32: bool = False
-) -> Tensor | tuple[Tensor, Tensor]:
+def blocked_fp32(q: TokenBatch, d: TokenBatch, *, pairing: Pairing = "all", tf32: bool = False) -> Tensor:
+    """The FP32 reference: scores fp32 [Nq, B] | [Nq] | [Nq, K] of `blocked`, without the argmax."""
+    return blocked(q, d, pairing=pairing, tf32=tf32)[0]
+
+
+def blocked(
+    q: TokenBatch, d: TokenBatch, *, pairing: Pairing = "all", tf32: bool = False, argmax: bool = False
+) -> tuple[Tensor, Tensor | None]:
     """Scores by fp32 matrix products over exactly upcast operands, some documents at a time.
 
     IEEE arithmetic whatever the process-wide switches and autocast say, unless `tf32` asks for TF32 (GPUs only; a CPU
@@ -75,9 +80,7 @@ def blocked_fp32(
                 scores[n:n_end, k:k_end] = block
                 if winners is not None:
                     winners[n:n_end, k:k_end] = won
-    if winners is None:
-        return scores.view(shape)
-    return scores.view(shape), winners.view(*shape, -1)
+    return scores.view(shape), None if winners is None else winners.view(*shape, winners.shape[-1])
 
 
 def _block(
