@@ -1,0 +1,141 @@
+"""`maxsim_autograd`: MaxSim scores that back-propagate into the embeddings of both batches.
+
+Room: `training`. May import: `maxsim.fused`, `maxsim.tokens`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from maxsim import fused
+from maxsim.fused.forward import Path, Precision
+from maxsim.tokens import Pairing, TokenBatch
+from maxsim.training.backward import BackwardPath, choose_backward, gradients
+from maxsim.training.geometry import Geometry, as_grid, geometry, may_overlap
+
+Save = Literal["argmax", "recompute"]
+SAVES: tuple[Save, ...] = get_args(Save)
+
+RECOMPUTE_ENTRIES = 1 << 22  # entries whose argmax is alive at a time when it is recomputed: 8 MiB of int16
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What the backward pass needs to know beside tensors."""
+
+    geo: Geometry
+    pairing: Pairing
+    precision: Precision
+    path: Path | None
+    backward: BackwardPath
+    save: Save
+
+
+def maxsim_autograd(
+    q: TokenBatch,
+    d: TokenBatch,
+    q_values: Tensor | None = None,
+    d_values: Tensor | None = None,
+    *,
+    pairing: Pairing = "all",
+    precision: Precision = "ieee",
+    path: Path | None = None,
+    backward: BackwardPath | None = None,
+    save: Save = "argmax",
+) -> Tensor:
+    """Scores of `fused.forward`, differentiable in `q.values` and `d.values`.
+
+    Args:
+        q, d: batches as `maxsim.tokens` builds them, so that gradients flow on to the caller's tensors.
+        q_values, d_values: stand in for `q.values` and `d.values`, same shape, where the caller holds them apart.
+        pairing, precision, path: of the forward pass, see `fused.forward`.
+        backward: "csr" | "csr_sort" | "onehot" | "atomic" | "torch"; None takes what the measured table says. All but
+            "atomic" give the same bits every run.
+        save: "argmax" keeps one small integer per query token and document from forward to backward; "recompute" keeps
+            nothing and finds them again, some documents at a time, for the price of a second forward pass.
+
+    Returns:
+        scores as `fused.forward`. Gradients have the dtype and shape of the embeddings and are summed in fp32; a tie
+        between document tokens gives everything to the first; an empty document or query gets exactly zero. A second
+        derivative raises.
+
+    Raises:
+        ValueError: for an unknown choice or one that cannot run, before anything is computed.
+    """
+    if save not in SAVES:
+        raise ValueError(f"save: {save!r} is not one of {', '.join(SAVES)}")
+    q = q if q_values is None else replace(q, values=q_values)
+    d = d if d_values is None else replace(d, values=d_values)
+    if may_overlap(q) and q.values.requires_grad:
+        q = _separated(q)
+    geo = geometry(q, d, pairing)
+    plan = _Plan(geo, pairing, precision, path, choose_backward(q, d, geo, backward), save)
+    if torch.compiler.is_compiling():
+        from maxsim.training.compiled import scores
+
+        return scores(q, d, plan.pairing, plan.precision, plan.path, plan.backward, plan.save)
+    return _MaxSim.apply(q.values, d.values, q, d, plan)  # type: ignore[no-any-return]  # torch types apply as Any
+
+
+class _MaxSim(torch.autograd.Function):
+    """Forward with argmax; backward by the plan's path."""
+
+    @staticmethod
+    def forward(ctx: Any, q_values: Tensor, d_values: Tensor, q: TokenBatch, d: TokenBatch, plan: _Plan) -> Tensor:
+        ctx.batches, ctx.plan = (_without_values(q), _without_values(d)), plan
+        scores, winner = run_forward(q, d, plan)
+        ctx.save_for_backward(q_values, d_values, *(() if winner is None else (winner,)))
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        q_values, d_values, *winner = ctx.saved_tensors
+        q, d = (replace(b, values=v) for b, v in zip(ctx.batches, (q_values, d_values), strict=True))
+        query, document = ctx.needs_input_grad[:2]
+        dq, dd = run_backward(q, d, winner[0] if winner else None, g, ctx.plan, query=query, document=document)
+        return dq, dd, None, None, None
+
+
+def run_forward(q: TokenBatch, d: TokenBatch, plan: _Plan) -> tuple[Tensor, Tensor | None]:
+    """Scores, and the argmax if the plan saves it."""
+    q, d = (replace(b, values=b.values.detach()) for b in (q, d))
+    path: Path | None = "reference" if q.dtype == torch.float64 else plan.path
+    if plan.save == "recompute":
+        return fused.forward(q, d, pairing=plan.pairing, precision=plan.precision, path=path), None  # type: ignore[return-value]  # a pair only with argmax
+    scores, winner = fused.forward(q, d, pairing=plan.pairing, precision=plan.precision, argmax=True, path=path)
+    return scores, winner
+
+
+def run_backward(
+    q: TokenBatch, d: TokenBatch, winner: Tensor | None, g: Tensor, plan: _Plan, *, query: bool, document: bool
+) -> tuple[Tensor | None, Tensor | None]:
+    """dQ and dD from the saved argmax, or with the argmax found again."""
+    geo = plan.geo
+    if not (query or document):
+        return None, None
+    g = as_grid(g, geo)
+    if winner is not None:
+        return gradients(plan.backward, q, d, as_grid(winner, geo), g, geo, query=query, document=document)
+    from maxsim.training.recompute import gradients_recomputed
+
+    return gradients_recomputed(q, d, g, plan, RECOMPUTE_ENTRIES, query=query, document=document)
+
+
+def _separated(batch: TokenBatch) -> TokenBatch:
+    """A selection as a padded copy of its own, so that no two sequences own one row; autograd adds the copies up."""
+    x, _ = batch.padded()
+    n, L, dim = x.shape
+    return replace(
+        batch, values=x.view(n * L, dim), pitch=L, starts=None, lengths=batch.row_lengths(), dense_shape=(n, L)
+    )
+
+
+def _without_values(batch: TokenBatch) -> TokenBatch:
+    """The batch without its embeddings, which `save_for_backward` keeps so that in-place changes are noticed."""
+    return replace(batch, values=batch.values.new_empty((0, batch.values.shape[1])))

@@ -1,0 +1,321 @@
+"""Triton kernels of the backward pass. No kernel but `scatter_atomic` uses atomics; every sum has a fixed order.
+
+Room: `training`. May import: triton. Imported only where a kernel is launched, so the room imports without triton.
+
+An *entry* is one (query n, k-th document of n, query token i) with a winner: `winner[n, k, i]`, a row of that document, or
+-1. dQ[n, i] sums g[n, k] * D[winner] over k and is owned by the query token; dD[m, j] sums g[n, k] * Q[n, i] over the
+entries whose winner is j and is owned by the document token, once the entries are sorted by winner (compressed sparse
+rows). Documents m = k if SHARED, else n * K + k. Offsets into embeddings and entries are 64 bits wide.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _first_row(starts, n, pitch, HAS_STARTS: tl.constexpr):
+    """First row of sequence(s) n in the batch's values, int64."""
+    if HAS_STARTS:
+        return tl.load(starts + n)
+    return n.to(tl.int64) * pitch
+
+
+@triton.jit
+def _written_rows(lengths, n, max_length, slot, HAS_LENGTHS: tl.constexpr, SLOTS: tl.constexpr):
+    """How many rows of sequence n its owner writes: the whole slot where slots tile the buffer, else its valid tokens."""
+    if SLOTS:
+        return slot
+    if HAS_LENGTHS:
+        return tl.minimum(tl.load(lengths + n), max_length)
+    return max_length
+
+
+@triton.jit
+def _query_rows(
+    pid, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
+    stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
+    SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr, Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
+    BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """dQ of BI tokens of one query: gather the winning document rows, document by document, and sum them in fp32."""
+    tiles = tl.cdiv(q_span, BI)
+    n = pid // tiles
+    i = (pid % tiles) * BI + tl.arange(0, BI)
+    col = tl.arange(0, BD)
+    own = winner + n.to(tl.int64) * stride_wn + i[:, None]
+    acc = tl.zeros([BI, BK, BD], tl.float32)
+    for k0 in range(0, K, BK):
+        k = k0 + tl.arange(0, BK)
+        m = k
+        if not SHARED:
+            m = n * K + k
+        on = k < K
+        w = tl.load(own + k[None, :].to(tl.int64) * stride_wk, mask=(i < Lq)[:, None] & on[None, :], other=-1).to(tl.int32)
+        hit = (w >= 0) & (w < Ld)
+        weight = tl.load(g + n.to(tl.int64) * stride_gn + k.to(tl.int64) * stride_gk, mask=on, other=0.0)
+        if D_STARTS:
+            first = tl.load(d_starts + m, mask=on, other=0)
+        else:
+            first = m.to(tl.int64) * d_pitch
+        row = (first[None, :] + w) * stride_d
+        x = tl.load(d_values + row[:, :, None] + col[None, None, :], mask=hit[:, :, None] & (col < d)[None, None, :], other=0.0)
+        acc += tl.where(hit, weight[None, :], 0.0)[:, :, None] * x.to(tl.float32)
+    out = tl.sum(acc, axis=1)
+    row = _first_row(q_starts, n, q_pitch, Q_STARTS) + i
+    written = _written_rows(q_lengths, n, Lq, q_span, Q_LENGTHS, Q_SLOTS)
+    tl.store(dq + row[:, None] * d + col[None, :], out.to(dq.dtype.element_ty), mask=(i < written)[:, None] & (col < d)[None, :])
+
+
+@triton.jit
+def _sort_tile(
+    pid, winner, bucket, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, tiles,
+    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, BE: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """CSR rows lo .. lo + BJ - 1 of one document: a stable counting sort of its entries, restricted to those rows.
+
+    One program counts the entries that come before the tile, collects the tile's own in `bucket` in entry order, and
+    ranks them by row with a running one-hot sum. Programs share nothing, so there is nothing to synchronise. Entry
+    (t, i), t-th query of the document and token i, is stored as (t << LOG_TOKENS) + i in the type of `order`.
+    """
+    m = pid // tiles
+    lo = (pid % tiles) * BJ
+    hi = tl.minimum(lo + BJ, Ld)
+    n0 = 0 * m
+    k = m
+    if not SHARED:
+        n0 = m // K
+        k = m - n0 * K
+    TOKENS: tl.constexpr = 1 << LOG_TOKENS
+    base = winner + n0.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
+    total = NQ << LOG_TOKENS
+    lane = tl.arange(0, BE)
+    before = tl.zeros([BE], tl.int32)
+    for e0 in range(0, total, BE):
+        t, i = (e0 + lane) // TOKENS, (e0 + lane) % TOKENS
+        w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
+        before += ((w >= 0) & (w < lo)).to(tl.int32)
+    head = tl.sum(before, axis=0)
+    tail = head
+    mine = bucket + m.to(tl.int64) * per_document
+    for e0 in range(0, total, BE):
+        t, i = (e0 + lane) // TOKENS, (e0 + lane) % TOKENS
+        w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
+        keep = ((w >= lo) & (w < hi)).to(tl.int32)
+        slot = tail + tl.cumsum(keep, axis=0) - keep
+        tl.store(mine + slot, (e0 + lane).to(bucket.dtype.element_ty), mask=keep != 0)
+        tail += tl.sum(keep, axis=0)
+    tl.debug_barrier()  # the entries a thread reads below were stored by others of the program
+    j = lo + tl.arange(0, BJ)
+    part = tl.arange(0, BS)
+    count = tl.zeros([BJ], tl.int32)
+    for s in range(head, tail, BS):
+        e, w = _bucket_entries(mine, base, s + part, tail, stride_wn, TOKENS)
+        count += tl.sum((w[:, None] == j[None, :]).to(tl.int32), axis=0)
+    cursor = head + tl.cumsum(count, axis=0) - count
+    rows = begin + m.to(tl.int64) * (Ld + 1)
+    tl.store(rows + j, cursor, mask=j < Ld)
+    tl.store(rows + hi, tail, mask=hi == Ld)
+    sorted_entries = order + m.to(tl.int64) * per_document
+    for s in range(head, tail, BS):
+        e, w = _bucket_entries(mine, base, s + part, tail, stride_wn, TOKENS)
+        hot = (w[:, None] == j[None, :]).to(tl.int32)
+        slot = tl.sum(hot * (tl.cumsum(hot, axis=0) - 1 + cursor[None, :]), axis=1)
+        tl.store(sorted_entries + slot, e.to(order.dtype.element_ty), mask=s + part < tail)
+        cursor += tl.sum(hot, axis=0)
+
+
+@triton.jit
+def _bucket_entries(mine, base, s, tail, stride_wn, TOKENS: tl.constexpr):
+    """Entries at bucket slots s and their winners; winner -1 past the tail."""
+    on = s < tail
+    e = _entry(tl.load(mine + s, mask=on, other=0))
+    w = tl.load(base + (e // TOKENS).to(tl.int64) * stride_wn + e % TOKENS, mask=on, other=-1).to(tl.int32)
+    return e, w
+
+
+@triton.jit
+def _entry(stored):
+    """A stored entry as a non-negative int32; 16-bit ones use all 65536 values."""
+    if stored.dtype == tl.int16:
+        return stored.to(tl.int32) & 0xFFFF
+    return stored
+
+
+@triton.jit
+def queries_and_sort(
+    winner, g, d_values, dq, bucket, order, begin, d_starts, q_starts, q_lengths,
+    stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, query_programs,
+    NQ, K, Lq, Ld, d, per_document, tiles,
+    SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr, Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
+    LOG_TOKENS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+    BE: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr,
+):  # fmt: skip
+    """First launch of the CSR backward: programs below `query_programs` sum dQ, the others sort entries for dD.
+
+    The two are independent, one waits for memory while the other computes, and one launch costs less than two.
+    """
+    pid = tl.program_id(0)
+    if pid < query_programs:
+        _query_rows(
+            pid, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
+            stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
+            SHARED, D_STARTS, Q_STARTS, Q_LENGTHS, Q_SLOTS, BI, BK, BD,
+        )  # fmt: skip
+    else:
+        _sort_tile(
+            pid - query_programs, winner, bucket, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, tiles,
+            SHARED, LOG_TOKENS, BE, BJ, BS,
+        )  # fmt: skip
+
+
+@triton.jit
+def _weighted_rows(
+    order, s, on, m, g, q_values, q_starts, stride_gn, stride_gk, stride_q, q_pitch, K, Lq, col, d,
+    SHARED: tl.constexpr, GLOBAL: tl.constexpr, Q_STARTS: tl.constexpr, LOG_TOKENS: tl.constexpr,
+):  # fmt: skip
+    """g * Q row, fp32 [*s.shape, BD], of the sorted entries at slots s; zeros where `on` is false."""
+    e = _entry(tl.load(order + s, mask=on, other=0))
+    if GLOBAL:  # entries of the whole batch, numbered row-major over [Nq, K, Lq]
+        i, pair = e % Lq, e // Lq
+        n, k = pair // K, pair % K
+    elif SHARED:
+        i, n = e % (1 << LOG_TOKENS), e // (1 << LOG_TOKENS)
+        k = n * 0 + m
+    else:
+        i = e % (1 << LOG_TOKENS)
+        n = e * 0 + m // K
+        k = e * 0 + m % K
+    weight = tl.load(g + n.to(tl.int64) * stride_gn + k.to(tl.int64) * stride_gk, mask=on, other=0.0)
+    if Q_STARTS:
+        first = tl.load(q_starts + n, mask=on, other=0)
+    else:
+        first = n.to(tl.int64) * q_pitch
+    row = (first + i) * stride_q
+    x = tl.load(q_values + tl.expand_dims(row, -1) + col, mask=tl.expand_dims(on, -1) & (col < d), other=0.0)
+    return tl.expand_dims(weight, -1) * x.to(tl.float32)
+
+
+@triton.jit
+def document_rows(
+    order, begin, g, q_values, dd, q_starts, d_starts, d_lengths,
+    stride_gn, stride_gk, stride_q, q_pitch, d_pitch, d_span, K, Lq, Ld, d, per_document,
+    SHARED: tl.constexpr, GLOBAL: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
+    D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr, LOG_TOKENS: tl.constexpr,
+    BR: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr, LOCKSTEP: tl.constexpr,
+):  # fmt: skip
+    """dD of BR rows of one document (GLOBAL: of the whole buffer) from the sorted entries.
+
+    The rows advance together through their first LOCKSTEP entries; what a popular row has beyond is summed by all lanes,
+    row after row, so one hub does not make its neighbours wait for it one small step at a time.
+    """
+    pid = tl.program_id(0)
+    tiles = tl.cdiv(d_span, BR)
+    m = pid // tiles
+    j = (pid % tiles) * BR + tl.arange(0, BR)
+    rows = begin + m.to(tl.int64) * (Ld + 1)
+    first = tl.load(rows + j, mask=j < Ld, other=0)
+    last = tl.load(rows + j + 1, mask=j < Ld, other=0)
+    mine = order + m.to(tl.int64) * per_document
+    col = tl.arange(0, BD)
+    col3 = tl.reshape(col, [1, 1, BD])
+    acc = tl.zeros([BR, BE, BD], tl.float32)
+    longest = tl.max(last - first, axis=0)
+    for s0 in range(0, tl.minimum(longest, LOCKSTEP), BE):
+        s = first[:, None] + s0 + tl.arange(0, BE)[None, :]
+        acc += _weighted_rows(
+            mine, s, s < last[:, None], m, g, q_values, q_starts, stride_gn, stride_gk, stride_q, q_pitch, K, Lq, col3, d,
+            SHARED, GLOBAL, Q_STARTS, LOG_TOKENS,
+        )  # fmt: skip
+    out = tl.sum(acc, axis=1)
+    if longest > LOCKSTEP:
+        flat = tl.arange(0, BR * BE)
+        col2 = tl.reshape(col, [1, BD])
+        for r in range(BR):
+            here = tl.arange(0, BR) == r
+            low = tl.sum(tl.where(here, first, 0), axis=0) + LOCKSTEP
+            high = tl.sum(tl.where(here, last, 0), axis=0)
+            rest = tl.zeros([BR * BE, BD], tl.float32)
+            for s0 in range(low, high, BR * BE):
+                rest += _weighted_rows(
+                    mine, s0 + flat, s0 + flat < high, m, g, q_values, q_starts,
+                    stride_gn, stride_gk, stride_q, q_pitch, K, Lq, col2, d, SHARED, GLOBAL, Q_STARTS, LOG_TOKENS,
+                )  # fmt: skip
+            out += tl.where(here[:, None], tl.sum(rest, axis=0)[None, :], 0.0)
+    row = _first_row(d_starts, m, d_pitch, D_STARTS) + j
+    written = _written_rows(d_lengths, m, Ld, d_span, D_LENGTHS, D_SLOTS)
+    tl.store(dd + row[:, None] * d + col[None, :], out.to(dd.dtype.element_ty), mask=(j < written)[:, None] & (col < d)[None, :])
+
+
+@triton.jit
+def document_rows_onehot(
+    winner, g, q_values, dd, q_starts, d_starts, d_lengths,
+    stride_wn, stride_wk, stride_gn, stride_gk, stride_q, q_pitch, d_pitch, d_span, NQ, K, Lq, Ld, d,
+    SHARED: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr, D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr,
+    UPCAST: tl.constexpr, DOT: tl.constexpr, BJ: tl.constexpr, BI: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """dD of BJ rows and BD columns of one document without sorting: dD += g[n] * (onehot(winner[n])ᵀ Q[n]), query by query.
+
+    The one-hot operand is exact in any type and the upstream gradient multiplies the fp32 product, so nothing is rounded
+    before the sum. Costs as many operations as the forward pass and no memory.
+    """
+    pid = tl.program_id(0)
+    tiles = tl.cdiv(d_span, BJ)
+    m = pid // tiles
+    j = (pid % tiles) * BJ + tl.arange(0, BJ)
+    col = tl.program_id(1) * BD + tl.arange(0, BD)
+    n0 = 0 * m
+    k = m
+    if not SHARED:
+        n0 = m // K
+        k = m - n0 * K
+    acc = tl.zeros([BJ, BD], tl.float32)
+    token = tl.arange(0, BI)
+    for t in range(0, NQ):
+        n = n0 + t
+        own = winner + n.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
+        first = _first_row(q_starts, n, q_pitch, Q_STARTS)
+        part = tl.zeros([BJ, BD], tl.float32)
+        for i0 in range(0, Lq, BI):
+            i = i0 + token
+            w = tl.load(own + i, mask=i < Lq, other=-1).to(tl.int32)
+            x = tl.load(q_values + (first + i)[:, None] * stride_q + col[None, :], mask=(w >= 0)[:, None] & (col < d)[None, :], other=0.0)
+            if UPCAST:
+                x = x.to(tl.float32)
+            hot = (j[:, None] == w[None, :]).to(x.dtype)
+            part = tl.dot(hot, x, part, input_precision=DOT)
+        acc += tl.load(g + n.to(tl.int64) * stride_gn + k.to(tl.int64) * stride_gk) * part
+    if D_LENGTHS:  # an upstream NaN must not reach an empty document
+        acc = tl.where(tl.load(d_lengths + m) > 0, acc, 0.0)
+    row = _first_row(d_starts, m, d_pitch, D_STARTS) + j
+    written = _written_rows(d_lengths, m, Ld, d_span, D_LENGTHS, D_SLOTS)
+    tl.store(dd + row[:, None] * d + col[None, :], acc.to(dd.dtype.element_ty), mask=(j < written)[:, None] & (col < d)[None, :])
+
+
+@triton.jit
+def scatter_atomic(
+    winner, g, q_values, dd, q_starts, d_starts,
+    stride_wn, stride_wk, stride_gn, stride_gk, stride_q, q_pitch, d_pitch, K, Lq, Ld, d, k_programs,
+    SHARED: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
+    BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
+):  # fmt: skip
+    """Adds g * Q to the fp32 rows that won, by atomics: the order of the additions, hence the last bits, are not fixed."""
+    pid = tl.program_id(0)
+    tiles = tl.cdiv(Lq, BI)
+    n = pid // (tiles * k_programs)
+    i = (pid // k_programs) % tiles * BI + tl.arange(0, BI)
+    col = tl.arange(0, BD)
+    row = (_first_row(q_starts, n, q_pitch, Q_STARTS) + i) * stride_q
+    x = tl.load(q_values + row[:, None] + col[None, :], mask=(i < Lq)[:, None] & (col < d)[None, :], other=0.0).to(tl.float32)
+    k0 = (pid % k_programs) * BK
+    for step in range(0, tl.minimum(BK, K - k0)):
+        k = k0 + step
+        m = k
+        if not SHARED:
+            m = n * K + k
+        w = tl.load(winner + n.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk + i, mask=i < Lq, other=-1).to(tl.int32)
+        weight = tl.load(g + n.to(tl.int64) * stride_gn + k.to(tl.int64) * stride_gk)
+        target = (_first_row(d_starts, m, d_pitch, D_STARTS) + w) * d
+        hit = ((w >= 0) & (w < Ld))[:, None] & (col < d)[None, :]
+        tl.atomic_add(dd + target[:, None] + col[None, :], weight * x, mask=hit, sem="relaxed")
