@@ -1,4 +1,5 @@
-# mypy: disable-error-code="no-untyped-def"  (arguments of kernels have no Python types)
+# Arguments of kernels have no Python types.
+# mypy: disable-error-code="no-untyped-def"
 # ruff: noqa: SIM109, RUF005, RUF059  (kernels are compiled by Gluon, which has neither `in` nor unpacking in lists)
 """INT8 and FP8 MaxSim for Hopper (sm_90) in Gluon: TMA ring, wgmma, warp-specialised, persistent over documents.
 
@@ -194,8 +195,8 @@ def _consume(
 @gluon.jit
 def _load(
     q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, start_ptr, len_ptr, doc0, step, B, pitch,
-    max_len, qg, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr, NC: gl.constexpr,
-    MODE: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
+    max_len, qg, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr,
+    NC: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
 ):  # fmt: skip
     PER_TOKEN: gl.constexpr = MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN
     mbarrier.expect(qbar, NC * KC * q_desc.block_type.nbytes)
@@ -217,9 +218,7 @@ def _load(
                     tma.async_copy_global_to_shared(s_desc, [first + t * BN], full.index(slot), s_bufs.index(slot))
                 else:
                     mbarrier.expect(full.index(slot), d_desc.block_type.nbytes)
-                tma.async_copy_global_to_shared(
-                    d_desc, [first + t * BN, kc * BK], full.index(slot), d_bufs.index(slot)
-                )
+                tma.async_copy_global_to_shared(d_desc, [first + t * BN, kc * BK], full.index(slot), d_bufs.index(slot))
                 it += 1
 
 

@@ -11,8 +11,8 @@ For codes a, b (INT8), query scales p_i and document scales s_j (or one s for th
     score = fp32(Σ_i r_i)             over valid tokens, summed in float64, rounded once
 
 A positive factor and a rounding are monotone, so with one scale a document max_j v_ij = fp32(max_j c_ij) ⊗ s: the same
-bits from a maximum over integers. The float64 sum of fp32 terms is exact while their magnitudes span less than 2^20, so its
-order does not show.
+bits from a maximum over integers. The float64 sum of fp32 terms is exact while their magnitudes span less than 2^20, so
+its order does not show.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-# mypy: disable-error-code="no-untyped-def"  (arguments of kernels have no Python types)
+# Arguments of kernels have no Python types.
+# mypy: disable-error-code="no-untyped-def"
 """Quantised MaxSim in plain Triton: sm_80 and later, and the interpreter, which proves the arithmetic without a GPU.
 
 Room: `quantized`. May import: fused, tokens. One program scores a tile of query rows against one document; offsets are
@@ -139,7 +140,7 @@ def score_portable(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> Tenso
 
 
 def kind_of(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> str:
-    """"int8", "fp8" or "mixed"."""
+    """One of "int8", "fp8" and "mixed"."""
     if not isinstance(q, QuantizedTokens):
         return "mixed"
     return "int8" if d.codes.dtype == torch.int8 else "fp8"
