@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 from maxsim_bench.backends.registry import backends
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.declare.experiment import PROFILES, DeclarationError, Experiment
+from maxsim_bench.declare.experiment import AXES, PROFILES, DeclarationError, Experiment
 from maxsim_bench.declare.load import load_directory, suggest
 from maxsim_bench.planning import describe
 from maxsim_bench.progress import outcome
@@ -76,7 +76,7 @@ def find_cell(beginning: str, folder: Path, results: Path) -> Found:
     cells = {digest: rows[0][1].cell for digest, rows in measured.items()}
     commands: dict[str, str] = {}
     for experiment in experiments(folder):
-        for profile in PROFILES:
+        for profile in reversed(PROFILES):
             for gpu in experiment.gpus(profile):
                 for cell in experiment.cells(gpu, profile):
                     cells.setdefault(cell.hash(), cell)
@@ -92,8 +92,8 @@ def find_cell(beginning: str, folder: Path, results: Path) -> Found:
 
 
 def _axes(cell: Cell) -> dict[str, object]:
-    numbers = ("Nq", "B", "Lq", "Ld", "d", "dtype", "layout", "chunk", "k", "timing_policy")
-    return {name: getattr(cell, name) for name in numbers if getattr(cell, name) is not None}
+    given = cell.model_dump(exclude={"experiment", "gpu", "op", "variant", "seed"}, exclude_none=True)
+    return {name: value for name, value in given.items() if name in AXES}
 
 
 def found_lines(found: Found) -> list[str]:

@@ -57,7 +57,9 @@ def _print_json(value: Any) -> None:
 @click.option("--gpu", help="Card to plan for, by key (h200, a100-80gb, cpu); default: the one at hand.")
 @json_option
 def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
-    """Show the exact grid: cells, estimated time and memory, what is left out and why, what waits for other cards.
+    """Show the exact grid, with estimates and reasons.
+
+    One line a cell, then what is left out and why, and which cells wait for other cards.
 
     \b
     Example: maxsim-bench plan forward --profile paper --gpu h200 --where Lq=32
@@ -84,9 +86,10 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
 def run(
     force: bool, timeout: float | None, dry_run: bool, into: Path | None, results: Path, as_json: bool, **grid: Any
 ) -> None:
-    """Measure the cells for the device at hand that have no finished row yet.
+    """Measure what has no finished row yet.
 
-    A sweep that was stopped or killed goes on where it was. Exit code 1 if a row failed that is not allowed to.
+    Cells are those for the device at hand. A sweep that was stopped or killed goes on where it was.
+    Exit code 1 if a row failed that is not allowed to.
 
     \b
     Example: maxsim-bench run smoke --backend fused --backend eager --where dtype=fp32
@@ -107,7 +110,7 @@ def run(
 @experiments_option
 @json_option
 def list_(what: str, experiments: Path, as_json: bool) -> None:
-    """List experiments, backends (and why one cannot run here) or data sets.
+    """List experiments, backends or data sets.
 
     \b
     Example: maxsim-bench list backends
@@ -129,7 +132,9 @@ def list_(what: str, experiments: Path, as_json: bool) -> None:
 @results_option
 @json_option
 def show(cell: str, experiments: Path, results: Path, as_json: bool) -> None:
-    """Show a cell (by its hash or the beginning of it): its axes, every row measured for it, and the command to run it.
+    """Show a cell, its rows and its command.
+
+    CELL is the hash of the cell, or the beginning of it.
 
     \b
     Example: maxsim-bench show 3f2a
@@ -146,7 +151,9 @@ def show(cell: str, experiments: Path, results: Path, as_json: bool) -> None:
 @main.command()
 @click.argument("sources", metavar="FROM... INTO", nargs=-1, required=True, type=click.Path(path_type=Path))
 def merge(sources: tuple[Path, ...]) -> None:
-    """Merge CSVs of results, or folders of them, into the last one named; rows that contradict are refused.
+    """Merge results; contradictions are refused.
+
+    FROM and INTO are CSVs of results, or folders of them.
 
     \b
     Example: maxsim-bench merge /media/stick/results results
@@ -163,7 +170,9 @@ def merge(sources: tuple[Path, ...]) -> None:
 @click.option("--ceilings/--no-ceilings", default=True, help="Measure what this device reaches (some seconds).")
 @json_option
 def doctor(ceilings: bool, as_json: bool) -> None:
-    """Say what this machine has, what it reaches, what is missing and how to get it.
+    """Say what is here, what is missing, how to get it.
+
+    Also measures the ceilings of the device: matrix products, reads, launches.
 
     \b
     Example: maxsim-bench doctor --no-ceilings
@@ -182,7 +191,7 @@ def doctor(ceilings: bool, as_json: bool) -> None:
 @click.option("--markdown", is_flag=True, help="The page docs/cli.md.")
 @click.pass_context
 def help_(ctx: click.Context, command: str | None, markdown: bool) -> None:
-    """Show the help of a command, or of all as the page docs/cli.md.
+    """Show the help of a command, or of all.
 
     \b
     Example: maxsim-bench help run

@@ -13,7 +13,9 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from maxsim_bench.catalogue import experiments, known_backends
+from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.declare.experiment import DeclarationError, Experiment, ProfileName
+from maxsim_bench.declare.load import suggest
 from maxsim_bench.declare.select import parse_where
 from maxsim_bench.machine import Machine, this_machine
 from maxsim_bench.planning import Outline, describe, duration, outline, outline_lines
@@ -74,7 +76,9 @@ def _chosen(
     conditions = parse_where(where)
     known_backends(backends)
     chosen = experiments(folder, names)
-    card = gpu or this_machine().key
+    card = this_machine().key if gpu is None else gpu
+    if gpu is not None and gpu not in known_gpus():
+        raise DeclarationError([f"--gpu {gpu}: unknown card. {suggest(gpu, known_gpus())}"])
     return [(e, outline(e, card, profile, conditions, backends, memory_cap)) for e in chosen]
 
 

@@ -1,0 +1,288 @@
+"""The commands as a user sees them: whole outputs, exit codes, messages that say what to do."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner, Result
+
+from maxsim_bench.cli import main
+from maxsim_bench.cli_page import page
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.store import Store
+
+ROOT = Path(__file__).parents[2]
+TINY = """\
+name = "tiny"
+title = "A tiny grid"
+backends = ["reference", "eager"]
+baseline = "eager"
+axes = { gpu = ["cpu", "h200"], B = [1, 2], Nq = 1, Lq = 3, Ld = 4, d = 8, dtype = "fp32", layout = "dense", pairing = "all", inputs = "random" }
+timing = { seconds = 0.01, min_samples = 2, max_samples = 3 }
+
+[[leave_out]]
+when = { B = 2 }
+backends = "reference"
+why = "for the test"
+"""  # noqa: E501
+HASHES = [
+    Cell(
+        experiment="tiny", gpu="h200", op="forward", B=B, Nq=1, Lq=3, Ld=4, d=8, dtype="fp32", layout="dense",
+        pairing="all", inputs="random", timing_policy="cold_l2",
+    ).hash()
+    for B in (1, 2)
+]  # fmt: skip
+
+Invoke = Callable[..., Result]
+
+
+@pytest.fixture
+def invoke(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Invoke:
+    """Runs a command in a folder that has `experiments/tiny.toml` and nothing else."""
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "tiny.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(main, list(arguments), catch_exceptions=False)
+
+    return call
+
+
+def tiny_row(B: int = 1, **changes: object) -> Row:
+    cell = Cell(experiment="tiny", gpu="h200", op="forward", B=B)
+    fields = {
+        "cell": cell,
+        "backend": "eager",
+        "backend_version": "v",
+        "gpu": "H200",
+        "status": "ok",
+        "latency_ms": 0.5,
+    }
+    return Row.model_validate(fields | changes)
+
+
+def test_plan_shows_every_cell_what_is_left_out_and_what_waits(invoke: Invoke) -> None:
+    done = invoke("plan", "--gpu", "h200")
+    assert (done.exit_code, done.output) == (
+        0,
+        "tiny (full) on h200: 2 cells, 3 measurements, about 2 s; inputs up to 352 B, similarity tensor up to 96 B\n"
+        f"  {HASHES[0]}  B=1  reference eager\n"
+        f"  {HASHES[1]}  B=2  eager\n"
+        "  left out: 1 × reference: for the test\n"
+        "  elsewhere: 2 cells for cpu: on that machine `maxsim-bench run tiny --profile full`, "
+        "then merge its CSV here\n",
+    )
+
+
+def test_plan_takes_filters_and_prints_json(invoke: Invoke) -> None:
+    done = invoke("plan", "--gpu", "h200", "--where", "B>1", "--json")
+    (plan,) = json.loads(done.output)
+    assert [(p["cell"]["B"], p["backends"]) for p in plan["planned"]] == [(2, ["eager"])]
+    assert (plan["gpu"], plan["profile"], plan["elsewhere"]) == ("h200", "full", {"cpu": 1})
+
+
+def test_a_memory_cap_becomes_part_of_every_cell(invoke: Invoke) -> None:
+    (plan,) = json.loads(invoke("plan", "--gpu", "h200", "--memory-cap", "40GB", "--json").output)
+    assert {p["cell"]["memory_cap"] for p in plan["planned"]} == {42_400_000_000}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["plan", "tinny"], "Error: no experiment 'tinny' in experiments. Did you mean 'tiny'?\n"),
+        (["plan", "--where", "b=1"], "Error: --where b=1: unknown axis 'b'. Did you mean 'B'?\n"),
+        (["plan", "--backend", "eagre"], "Error: --backend eagre: no such backend. Did you mean 'eager'?\n"),
+        (["plan", "--gpu", "h20"], "Error: --gpu h20: unknown card. Did you mean 'h200'?\n"),
+        (
+            ["plan", "--experiments", "none"],
+            "Error: none: no such folder. Run in the checkout, or name it with --experiments.\n",
+        ),
+        (
+            ["merge", "none", "here"],
+            "Error: none: is not there. Name a CSV of results, or a directory that holds some.\n",
+        ),
+        (["show", "x"], "Error: x: no cell, declared or measured, begins so. `maxsim-bench plan` lists them.\n"),
+        (
+            ["run", "tiny", "--where", "B=9"],
+            "Error: no cell of tiny is declared for cpu under profile full with B=9. "
+            "`maxsim-bench plan` shows what is declared.\n",
+        ),
+    ],
+)
+def test_wrong_usage_is_a_message_with_a_remedy_and_exit_code_2(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, arguments: list[str], told: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = invoke(*arguments)
+    assert (done.exit_code, done.stderr, done.stdout) == (2, told, "")
+
+
+def test_every_mistake_of_a_grid_is_printed_with_file_and_line(invoke: Invoke) -> None:
+    Path("experiments/tiny.toml").write_text(TINY.replace("baseline", "basline").replace('"eager"]', '"eger"]'))
+    done = invoke("plan")
+    assert done.exit_code == 2
+    assert done.stderr == (
+        "Error: experiments/tiny.toml:3: backends: unknown backend 'eger'. Did you mean 'eager'?\n"
+        "experiments/tiny.toml:4: basline: unknown key. Did you mean 'baseline'?\n"
+    )
+
+
+def test_a_dry_run_measures_nothing(invoke: Invoke) -> None:
+    done = invoke("run", "--dry-run")
+    assert done.exit_code == 0
+    assert done.output.startswith("tiny (full) on cpu: 2 cells, 3 measurements")
+    assert not Path("results").exists()
+
+
+@pytest.mark.slow
+def test_run_measures_resumes_and_forces(invoke: Invoke) -> None:
+    done = invoke("run", "tiny", "--timeout", "60")
+    assert (done.exit_code, done.stdout) == (0, "measured: 3 ok; finished before: 0; rows in results/local\n")
+    assert len(done.stderr.splitlines()) == 3
+    assert re.fullmatch(r"\[1/2.*\] tiny Nq=1 B=1 .* reference: [\d.e-]+ ms", done.stderr.splitlines()[0])
+    rows = Store("results/local/tiny.csv").rows()
+    assert [(r.cell.B, r.backend, r.status) for r in rows] == [
+        (1, "reference", "ok"),
+        (1, "eager", "ok"),
+        (2, "eager", "ok"),
+    ]
+    again = invoke("run", "tiny")
+    assert (again.exit_code, again.stdout) == (0, "measured: nothing new; finished before: 3; rows in results/local\n")
+    forced = json.loads(invoke("run", "tiny", "--force", "--where", "B=2", "--json").stdout)
+    assert (forced["measured"], forced["resumed"]) == ({"ok": 1}, 0)
+    assert len(Store("results/local/tiny.csv").rows()) == 3
+
+
+def test_a_failed_row_that_is_not_allowed_gives_exit_code_1_and_its_reason(invoke: Invoke) -> None:
+    """A finished failure is found again, not measured again, and still counts."""
+    from maxsim_bench.backends.registry import get
+
+    (cell,) = [
+        p["cell"] for p in json.loads(invoke("plan", "--gpu", "cpu", "--where", "B=2", "--json").output)[0]["planned"]
+    ]
+    fields = {
+        "backend": "eager",
+        "backend_version": get("eager").version(),
+        "gpu": "c",
+        "status": "crash",
+        "error": "died\nx",
+    }
+    Store("results/local/tiny.csv").append([Row.model_validate({"cell": cell, **fields})])
+    done = invoke("run", "--where", "B=2")
+    assert done.exit_code == 1
+    assert done.stdout == (
+        "measured: nothing new; finished before: 1; rows in results/local\n"
+        "failed: tiny Nq=1 B=2 Lq=3 Ld=4 d=8 dtype=fp32 layout=dense pairing=all inputs=random seed=0 "
+        "timing_policy=cold_l2 eager: crash: died\n"
+    )
+
+
+def test_show_tells_a_cell_its_rows_and_its_command(invoke: Invoke) -> None:
+    (plan,) = json.loads(invoke("plan", "--gpu", "h200", "--where", "B=1", "--json").output)
+    cell = Cell.model_validate(plan["planned"][0]["cell"])
+    Store("results/h200/tiny.csv").append([tiny_row().model_copy(update={"cell": cell})])
+    done = invoke("show", HASHES[0][:6])
+    assert (done.exit_code, done.output) == (
+        0,
+        f"{HASHES[0]}  tiny forward on h200\n"
+        "  Nq=1 B=1 Lq=3 Ld=4 d=8 dtype=fp32 layout=dense pairing=all inputs=random seed=0 timing_policy=cold_l2\n"
+        "  eager           0.5 ms  (results/h200/tiny.csv, version v)\n"
+        "  measure it on h200: maxsim-bench run tiny --profile full --where Nq=1 --where B=1 --where Lq=3 "
+        "--where Ld=4 --where d=8 --where dtype=fp32 --where layout=dense --where pairing=all --where inputs=random "
+        "--where timing_policy=cold_l2
+",
+    )
+
+
+def test_merge_says_what_it_added_and_refuses_contradictions(invoke: Invoke) -> None:
+    Store("theirs/h200/tiny.csv").append([tiny_row(1), tiny_row(2)])
+    Store("results/h200/tiny.csv").append([tiny_row(2)])
+    done = invoke("merge", "theirs", "results")
+    assert (done.exit_code, done.output) == (0, "results/h200/tiny.csv: 1 rows added to 1\n")
+    Store("other/h200/tiny.csv").append([tiny_row(2, latency_ms=9.0)])
+    refused = invoke("merge", "other", "results")
+    assert refused.exit_code == 2
+    assert refused.stderr == (
+        f"Error: {tiny_row(2).key}: results/h200/tiny.csv and other/h200/tiny.csv disagree: latency_ms 0.5 and 9.0\n"
+        "Nothing was merged. Delete the rows that are wrong, then merge again.\n"
+    )
+
+
+def test_list_names_experiments_with_titles(invoke: Invoke) -> None:
+    assert invoke("list", "experiments").output == "tiny  A tiny grid\n"
+    assert json.loads(invoke("list", "experiments", "--json").output) == {"tiny": "A tiny grid"}
+
+
+def test_list_says_of_every_backend_its_version_or_why_it_is_not_here(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from maxsim_bench.backends.registry import backends
+
+    listed = json.loads(invoke("list", "backends", "--json").output)
+    assert list(listed) == list(backends())
+    assert re.fullmatch(r"[0-9a-f]{12}", listed["eager"])
+
+
+def test_doctor_names_device_backends_and_what_is_missing(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MAXSIM_BENCH_DATA", raising=False)
+    done = invoke("doctor", "--no-ceilings")
+    assert done.exit_code == 0
+    lines = done.output.splitlines()
+    headings = [line for line in lines if not line.startswith(" ")]
+    assert headings == ["device and libraries", "backends", "data sets", "missing, and how to get it"]
+    assert any(re.fullmatch(r"  eager +[0-9a-f]{12}", line) for line in lines)
+    assert any("export MAXSIM_BENCH_DATA=FOLDER" in line for line in lines)
+    found = json.loads(invoke("doctor", "--no-ceilings", "--json").output)
+    assert found["ceilings"] is None
+    assert "torch" in found["environment"]
+
+
+def test_an_exception_that_is_not_ours_is_not_hidden(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("maxsim_bench.catalogue.catalogue", broken)
+    with pytest.raises(ZeroDivisionError):
+        invoke("list", "experiments")
+
+
+def test_an_interrupted_command_says_that_nothing_is_lost(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("maxsim_bench.catalogue.catalogue", interrupted)
+    done = invoke("list", "experiments")
+    assert (done.exit_code, done.stderr) == (
+        1,
+        "Stopped. Every finished row is kept; the same command goes on from there.\n",
+    )
+
+
+@pytest.mark.parametrize("name", list(main.commands))
+def test_every_command_has_a_summary_and_an_example_that_is_a_command(invoke: Invoke, name: str) -> None:
+    command = main.commands[name]
+    assert command.get_short_help_str(60).endswith(".")
+    assert not command.get_short_help_str(60).endswith("...")
+    done = invoke("help", name)
+    example = re.search(rf"Example: maxsim-bench {name}( .*)?$", done.output, re.MULTILINE)
+    assert example, f"{name} has no example"
+    arguments = (example[1] or "").split()
+    context = click.Context(command, resilient_parsing=True)
+    command.make_parser(context).parse_args(arguments)
+
+
+def test_help_of_an_unknown_command_lists_the_commands(invoke: Invoke) -> None:
+    done = invoke("help", "paln")
+    assert done.exit_code == 2
+    assert "no command 'paln'. Choose from plan, run, " in done.stderr
+
+
+def test_the_page_of_commands_is_what_the_program_says() -> None:
+    assert (ROOT / "docs" / "cli.md").read_text("utf-8") == page(main), "docs/cli.md is stale: run `make docs`"
