@@ -226,7 +226,8 @@ class _Session:
 
     def _block(self, active: list[str]) -> None:
         """Some rounds over everybody who is still measured, then one synchronisation."""
-        rounds = int(max(1, min(_BLOCK_ROUNDS, _BLOCK_MS / sum(self.cost_ms[name] for name in active))))
+        most = min(_BLOCK_ROUNDS, self.budget.max_samples - self.rounds)  # whoever is active was in every round
+        rounds = int(max(1, min(most, _BLOCK_MS / sum(self.cost_ms[name] for name in active))))
         plan = [(r, name) for r in range(self.rounds, self.rounds + rounds) for name in self._shuffled(active)]
         self.rounds += rounds
         began = clock.seconds()

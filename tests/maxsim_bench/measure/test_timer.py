@@ -1,0 +1,194 @@
+"""The timer on a processor, against work of known duration; on a GPU, against kernels of known duration."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from maxsim_bench.measure.timer import Timing, TimingBudget, TimingFailure, time_callables
+
+Busy = Callable[[float], Callable[[], float]]
+SHORT = TimingBudget(seconds=0.05, warmup_seconds=0.02, max_samples=200)
+
+
+def timing(result: Timing | TimingFailure) -> Timing:
+    assert isinstance(result, Timing), result
+    return result
+
+
+def test_known_durations_come_out(busy_for: Busy) -> None:
+    """A shared processor may add to a duration, never take from it; the fifth of samples that went best is near it."""
+    found = time_callables({"one": [busy_for(1.0)], "three": [busy_for(3.0)]}, "host", SHORT, "cpu")
+    for name, ms in (("one", 1.0), ("three", 3.0)):
+        assert ms <= timing(found[name]).p20_ms < 1.3 * ms
+
+
+def test_backends_are_interleaved_in_a_random_order_that_is_kept(busy_for: Busy) -> None:
+    budget = TimingBudget(seconds=0.05, width_percent=0.0, max_samples=30, min_samples=30, warmup_seconds=0.01)
+    found = time_callables({name: [busy_for(0.1)] for name in "abc"}, "host", budget, "cpu")
+    order = sorted((p, name) for name in "abc" for p in timing(found[name]).positions)
+    assert [p for p, _ in order] == list(range(90))
+    rounds = ["".join(name for _, name in order[i : i + 3]) for i in range(0, 90, 3)]
+    assert all(sorted(r) == ["a", "b", "c"] for r in rounds)
+    assert len(set(rounds)) > 3
+    assert timing(found["a"]).rounds == list(range(30))
+
+
+def test_calls_rotate_over_the_input_sets_and_a_round_shares_one() -> None:
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+
+    def on(name: str, index: int) -> Callable[[], None]:
+        return lambda: seen[name].append(index)
+
+    calls = {name: [on(name, i) for i in range(3)] for name in seen}
+    budget = TimingBudget(seconds=0.01, min_samples=9, max_samples=9, width_percent=0.0, warmup_seconds=0.001)
+    found = time_callables(calls, "host", budget, "cpu")
+    for name, indices in seen.items():
+        assert indices[-9:] == [0, 1, 2] * 3
+        assert timing(found[name]).last_set == 2
+
+
+def test_sampling_ends_when_the_interval_is_narrow_enough(busy_for: Busy) -> None:
+    budget = TimingBudget(seconds=5.0, width_percent=50.0, warmup_seconds=0.01)
+    result = timing(time_callables({"a": [busy_for(0.5)]}, "host", budget, "cpu")["a"])
+    assert not result.capped
+    assert result.ci_width_percent is not None
+    assert result.ci_width_percent <= 50.0
+    assert len(result.samples_ms) < 1000
+
+
+def test_a_cap_is_reported_with_the_width_that_was_reached() -> None:
+    flip = iter(range(10**6))
+    budget = TimingBudget(seconds=10.0, width_percent=0.001, max_samples=40, warmup_seconds=0.01)
+
+    def uneven() -> None:
+        time.sleep(0.0002 if next(flip) % 2 else 0.002)
+
+    result = timing(time_callables({"a": [uneven]}, "host", budget, "cpu")["a"])
+    assert result.capped
+    assert len(result.samples_ms) >= 40
+    assert result.ci_width_percent is not None
+    assert result.ci_width_percent > 0.001
+
+
+def test_a_callable_slower_than_its_share_gives_three_samples_and_no_interval(busy_for: Busy) -> None:
+    budget = TimingBudget(seconds=0.005, warmup_seconds=0.001)
+    result = timing(time_callables({"a": [busy_for(20.0)]}, "host", budget, "cpu")["a"])
+    assert 3 <= len(result.samples_ms) <= 5
+    assert result.ci_width_percent is None
+    assert result.capped
+
+
+def test_time_spent_is_bounded_by_the_budget(busy_for: Busy) -> None:
+    budget = TimingBudget(seconds=0.1, width_percent=0.0, max_samples=10**6, warmup_seconds=0.02)
+    began = time.perf_counter()
+    time_callables({"a": [busy_for(0.3)], "b": [busy_for(2.0)]}, "host", budget, "cpu")
+    assert time.perf_counter() - began < 1.0
+
+
+def test_a_callable_that_raises_does_not_disturb_the_others(busy_for: Busy) -> None:
+    count = iter(range(10**6))
+
+    def breaks_late() -> None:
+        if next(count) > 12:
+            raise MemoryError("no more")
+
+    def breaks_at_once() -> None:
+        raise ZeroDivisionError
+
+    calls: dict[str, Any] = {"good": [busy_for(0.2)], "late": [breaks_late], "once": [breaks_at_once]}
+    found = time_callables(calls, "host", SHORT, "cpu")
+    assert len(timing(found["good"]).samples_ms) >= 10
+    assert isinstance(found["late"], TimingFailure)
+    assert isinstance(found["late"].error, MemoryError)
+    assert isinstance(found["once"], TimingFailure)
+    assert list(found) == ["good", "late", "once"]
+
+
+def test_on_a_processor_the_policy_is_host(busy_for: Busy) -> None:
+    assert timing(time_callables({"a": [busy_for(0.1)]}, "cold_l2", SHORT, "cpu")["a"]).policy == "host"
+
+
+def test_unequal_numbers_of_input_sets_are_refused(busy_for: Busy) -> None:
+    call = busy_for(0.1)
+    with pytest.raises(ValueError, match="same number of input sets"):
+        time_callables({"a": [call], "b": [call, call]}, "host", SHORT, "cpu")
+
+
+def test_a_heartbeat_comes_with_every_step(busy_for: Busy) -> None:
+    beats: list[float] = []
+    time_callables({"a": [busy_for(0.5)]}, "host", SHORT, "cpu", heartbeat=lambda: beats.append(time.perf_counter()))
+    assert len(beats) >= 3
+
+
+# On a GPU.
+
+
+def spin(cycles: int) -> Callable[[], None]:
+    return lambda: torch.cuda._sleep(cycles)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", ["cold_l2", "warm_l2", "graph"])
+def test_kernels_of_known_duration_come_out(policy: Any) -> None:
+    """A spinning kernel takes its cycles; twenty times the cycles take twenty times as long, within 5 %."""
+    budget = TimingBudget(seconds=0.2)
+    found = time_callables({"x1": [spin(50_000)], "x20": [spin(1_000_000)]}, policy, budget, "cuda")
+    one, twenty = timing(found["x1"]), timing(found["x20"])
+    assert twenty.median_ms / one.median_ms == pytest.approx(20, rel=0.05)
+    assert twenty.check is not None
+    assert twenty.check.wall_ms == pytest.approx(twenty.median_ms, rel=0.05)
+    assert twenty.suspicion is None
+    assert one.suspicion is None
+
+
+@pytest.mark.gpu
+def test_events_do_not_hold_the_gaps_of_a_slow_host() -> None:
+    """A kernel of some µs behind 50 µs of Python: the lead of the stream keeps the gap out of the event pair."""
+
+    def slow_to_dispatch() -> None:
+        end = time.perf_counter_ns() + 50_000
+        while time.perf_counter_ns() < end:
+            pass
+        torch.cuda._sleep(2_000)
+
+    found = time_callables({"gap": [slow_to_dispatch], "bare": [spin(2_000)]}, "warm_l2", TimingBudget(), "cuda")
+    assert timing(found["gap"]).median_ms < 0.02
+    host = time_callables({"gap": [slow_to_dispatch]}, "host", TimingBudget(), "cuda")
+    assert timing(host["gap"]).median_ms > 0.05
+
+
+@pytest.mark.gpu
+def test_work_on_another_stream_is_seen_by_the_host_clock() -> None:
+    stream = torch.cuda.Stream()
+
+    def hidden() -> None:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(1_000_000)
+
+    result = timing(time_callables({"hidden": [hidden]}, "cold_l2", TimingBudget(), "cuda")["hidden"])
+    assert result.suspicion is not None
+    assert "another stream" in result.suspicion
+
+
+@pytest.mark.gpu
+def test_a_call_that_waits_for_the_device_cannot_be_captured() -> None:
+    def waits() -> float:
+        return float(torch.ones(4, device="cuda").sum())
+
+    found = time_callables({"waits": [waits], "good": [spin(10_000)]}, "graph", TimingBudget(), "cuda")
+    assert isinstance(found["waits"], TimingFailure)
+    assert "CUDA graph" in str(found["waits"].error)
+    assert timing(found["good"]).median_ms > 0
+
+
+@pytest.mark.gpu
+def test_a_cold_read_of_a_cached_tensor_is_slower_than_a_warm_one() -> None:
+    x = torch.ones(4 << 20, device="cuda")  # 16 MiB: fits the L2 of every data-centre card
+    cold = timing(time_callables({"read": [x.sum]}, "cold_l2", TimingBudget(), "cuda")["read"])
+    warm = timing(time_callables({"read": [x.sum]}, "warm_l2", TimingBudget(), "cuda")["read"])
+    assert cold.median_ms > warm.median_ms
