@@ -22,6 +22,7 @@ may have up to 2^31 rows (not elements).
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -327,6 +328,7 @@ class HopperShape:
     ST: int
 
 
+@functools.cache
 def launch_shape(rows: int, d: int, BN: int = 128) -> HopperShape:
     """Shape of the launch for `rows` query rows of dimension d.
 
@@ -403,14 +405,14 @@ def _launch(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperSha
     if codes.values.shape[0] == 0:  # a tensor map needs a row; no document has a token to put there
         out.fill_(-torch.inf)
         return
-    element = gl.int8 if codes.dtype == torch.int8 else gl.float8e4nv
-    q_desc = _rows(tiles.values, shape.BM, shape.BK, element)
-    d_desc = _rows(codes.values, shape.BN, shape.BK, element)
-    plain = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
-    per_token = d.kind == "token"
-    s_desc = TensorDescriptor.from_tensor(d.scales if per_token else tiles.scales, [shape.BN], plain)
+    q_desc = TensorDescriptor.from_tensor(tiles.values, [shape.BM, shape.BK], _code_layout(shape.BM, shape.BK))
+    d_desc = TensorDescriptor.from_tensor(codes.values, [shape.BN, shape.BK], _code_layout(shape.BN, shape.BK))
+    scales = (
+        d.scales if d.kind == "token" else tiles.scales
+    )  # the latter is never read: a tensor map must point somewhere
+    s_desc = TensorDescriptor.from_tensor(scales, [shape.BN], _scale_layout())
     groups = triton.cdiv(tiles.rows, shape.BM * shape.NC)
-    processors = torch.cuda.get_device_properties(out.device).multi_processor_count
+    processors = _processors(out.device)
     absent = out  # never read: stands in for a pointer
     with torch.cuda.device(out.device):
         maxsim_quantized[(groups * programs(groups, d.count, processors),)](
@@ -422,8 +424,17 @@ def _launch(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperSha
         )  # fmt: skip
 
 
-def _rows(values: Tensor, rows: int, depth: int, element: gl.dtype) -> TensorDescriptor:
-    """Tensor map of [R, d] codes in blocks [rows, depth]; what lies outside reads as 0."""
-    return TensorDescriptor.from_tensor(
-        values, [rows, depth], gl.NVMMASharedLayout.get_default_for([rows, depth], element)
-    )
+@functools.cache
+def _code_layout(rows: int, depth: int) -> gl.NVMMASharedLayout:
+    """Shared-memory layout of a code tile; the same for INT8 and FP8, which are one byte both."""
+    return gl.NVMMASharedLayout.get_default_for([rows, depth], gl.int8)
+
+
+@functools.cache
+def _scale_layout() -> gl.NVMMASharedLayout:
+    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+
+
+@functools.cache
+def _processors(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

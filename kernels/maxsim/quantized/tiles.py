@@ -63,8 +63,9 @@ def query_tiles(q: QuantizedTokens | TokenBatch, tile: int) -> QueryTiles:
     rows = batch.count * span
     scales = q.row_scales() if isinstance(q, QuantizedTokens) else None
     if batch.starts is None and batch.lengths is None and batch.pitch == batch.max_length == span:
-        ones = torch.ones(rows, dtype=torch.float32, device=batch.device)
-        return QueryTiles(batch.values[:rows], ones if scales is None else scales[:rows], group, parts, batch.count)
+        if scales is None:
+            scales = torch.ones(rows, dtype=torch.float32, device=batch.device)
+        return QueryTiles(batch.values[:rows], scales[:rows], group, parts, batch.count)
     place = torch.arange(span, device=batch.device)
     held = place < batch.row_lengths()[:, None]
     source = torch.where(held, batch.row_starts()[:, None] + place, 0).flatten()
