@@ -60,9 +60,7 @@ def maxsim(
         >>> maxsim(torch.eye(2), torch.eye(2)[None])
         tensor([2.])
     """
-    given = _given(
-        Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens)
-    )
+    given = _given(Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens))
     check(given.q, given.d, pairing, precision, path)
     if torch.is_grad_enabled() and (given.q.values.requires_grad or given.d.values.requires_grad):
         # here and not above: scoring alone must not load the gradient kernels
@@ -99,9 +97,7 @@ def maxsim_argmax(
         that won for the query token at position i; the first on ties; -1 where the query token is masked or the
         document is empty. Lq is that of Q, or the longest query if Q is packed.
     """
-    given = _given(
-        Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens)
-    )
+    given = _given(Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens))
     check(given.q, given.d, pairing, precision, path)
     with torch.no_grad():
         scored = fused.forward(given.q, given.d, pairing=pairing, precision=precision, argmax=True, path=path)
@@ -127,9 +123,7 @@ def explain(
     path: Path | None = None,
 ) -> LaunchPlan:
     """The launch that `maxsim` would make of these arguments, as a value to print: kernel, tile, why, what binds it."""
-    given = _given(
-        Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens)
-    )
+    given = _given(Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens))
     check(given.q, given.d, pairing, precision, path)
     return launch.plan(given.q, given.d, pairing=pairing, precision=precision, argmax=argmax, path=path)
 
@@ -162,7 +156,7 @@ def _given(Q: Tokens, D: Tokens, pairing: Pairing, q_extent: _Extent, d_extent: 
 
 
 def _flat_candidates(Q: Tokens, D: Tensor, pairing: Pairing, extent: _Extent) -> tuple[Tensor, _Extent]:
-    """Documents [Nq, K, Ld, d] with their mask [Nq, K, Ld] or lengths [Nq, K] as [Nq * K, Ld, d], [Nq * K, Ld], [Nq * K]."""
+    """Documents [Nq, K, Ld, d], and their mask [Nq, K, Ld] or lengths [Nq, K], with the first two dimensions as one."""
     if pairing != "candidates":
         raise ValueError(f'D: shape is {tuple(D.shape)}; [Nq, K, Ld, d] needs pairing="candidates", not {pairing!r}')
     Nq = Q.count if isinstance(Q, TokenBatch) else Q.shape[0] if Q.ndim == 3 else None

@@ -1,4 +1,4 @@
-"""The ground truth: MaxSim in float64, materialising, checkable by eye; and the blocked FP32 reference of fidelity rows.
+"""The ground truth: MaxSim in float64, checkable by eye; and the blocked FP32 reference of fidelity rows.
 
 Room: the lowest floor of `maxsim`. In: two `TokenBatch`es. Out: scores. May import: torch, `maxsim.tokens`.
 """
@@ -86,7 +86,7 @@ def blocked(
 def _block(
     Q: Tensor, q_valid: Tensor, D: Tensor, d_valid: Tensor, *, shared: bool, argmax: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores [n, k] of queries [n, Lq, d] with documents [k, Ld, d] (shared) or [n * k, Ld, d], fp32; and the argmax."""
+    """Scores [n, k] fp32 of queries [n, Lq, d] with documents [k, Ld, d] (shared) or [n * k, Ld, d]; the argmax."""
     n, Lq, dim = Q.shape
     if shared:  # one product [n * Lq, d] x [d, k * Ld]
         S = (Q.reshape(n * Lq, dim) @ D.reshape(-1, dim).T).view(n, Lq, *D.shape[:2])

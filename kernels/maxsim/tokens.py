@@ -1,6 +1,6 @@
 """The front door: one validated `TokenBatch` out of dense, masked or packed token embeddings.
 
-Room: the lowest floor of `maxsim` beside `reference.py`. In: tensors a caller has. Out: `TokenBatch`. May import: torch.
+Room: the lowest floor of `maxsim`. In: tensors a caller has. Out: `TokenBatch`. May import: torch.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64
 class TokenBatch:
     """N sequences of token embeddings, described by where each begins and how long it is.
 
-    A sequence n owns the rows `start(n) .. start(n) + length(n) - 1` of `values`. Kernels read nothing else, so padding,
-    left padding, packed rows and a reranking list that points into a packed corpus are all the same thing to them.
+    A sequence n owns the rows `start(n) .. start(n) + length(n) - 1` of `values`. Kernels read nothing else, so
+    padding, left padding, packed rows and a reranking list that points into a packed corpus are the same to them.
 
     Attributes:
         values: [R, d], fp16 | bf16 | fp32 | float64 (int8 in quantised batches), last dimension contiguous; the row
@@ -92,7 +92,7 @@ class TokenBatch:
         index = index.reshape(-1).to(torch.int64)
         low, high = _bounds(index)
         if low < 0 or high >= self.count:
-            raise ValueError(f"index: holds {low if low < 0 else high}, but the batch has sequences 0..{self.count - 1}")
+            raise ValueError(f"index: holds {low if low < 0 else high}; the batch has sequences 0..{self.count - 1}")
         return replace(
             self,
             count=index.numel(),
@@ -141,8 +141,8 @@ def tokens(
         cu_seqlens: [N + 1] integers that start at 0, do not decrease and end at T.
         role: "Q" or "D", only for messages: errors name `q_lengths` or `d_lengths`.
 
-    At most one of mask, lengths and cu_seqlens. N = 0 and L = 0 are allowed. What masked tokens hold is never looked at.
-    Checking lengths, masks and offsets synchronises with the device once.
+    At most one of mask, lengths and cu_seqlens. N = 0 and L = 0 are allowed. What masked tokens hold is never looked
+    at. Checking lengths, masks and offsets synchronises with the device once.
 
     Raises:
         ValueError: that names the argument, for anything that is not as described.
@@ -186,7 +186,7 @@ def documents_per_query(q: TokenBatch, d: TokenBatch, pairing: Pairing) -> int:
         return d.count
     if pairing == "pairs":
         if q.count != d.count:
-            raise ValueError(f'D: {d.count} documents for {q.count} queries; pairing="pairs" needs one document a query')
+            raise ValueError(f'D: {d.count} documents for {q.count} queries; pairing="pairs" needs as many')
         return 1
     if pairing == "candidates":
         if q.count == 0 and d.count == 0:
@@ -226,7 +226,7 @@ class _Names:
 
 def _dense(x: Tensor) -> TokenBatch:
     """[N, L, d] with any strides, no padding."""
-    N, L, d = x.shape
+    N, L, _ = x.shape
     values, pitch = _rows(x)
     return TokenBatch(values=values, count=N, pitch=pitch, max_length=L, dense_shape=(N, L))
 
@@ -241,9 +241,7 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
         per_token = per_sequence if N > 1 and per_sequence >= d else d
     if N == 1:
         per_sequence = L * per_token
-    in_place = (
-        (per_element == 1 or d == 1) and per_token >= d and per_sequence % per_token == 0 and not x.requires_grad
-    )
+    in_place = (per_element == 1 or d == 1) and per_token >= d and per_sequence % per_token == 0 and not x.requires_grad
     if in_place:
         pitch = per_sequence // per_token
         return x.as_strided(((N - 1) * pitch + L, d), (per_token, 1)), pitch
@@ -265,7 +263,7 @@ def _right_padded(batch: TokenBatch, lengths: Tensor, name: _Names) -> TokenBatc
 
 def _masked(x: Tensor, mask: Tensor, name: _Names) -> TokenBatch:
     """A dense batch with any pattern of valid tokens: padding on either side in place, holes by compaction."""
-    N, L, d = x.shape
+    N, L, _ = x.shape
     if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *INTEGER_DTYPES):
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise ValueError(f"{name.mask}: is {kind}; expected a bool or integer tensor, non-zero where a token is valid")
@@ -319,8 +317,8 @@ def _packed(x: Tensor, cu_seqlens: Tensor, name: _Names) -> TokenBatch:
     T = x.shape[0]
     offsets = cu_seqlens.to(torch.int64)
     lengths = offsets.diff()
-    extremes = torch.stack((offsets[0], offsets[-1], *(torch.aminmax(lengths) if lengths.numel() else offsets[:1] * 0)))
-    first, end, low, high = (extremes.tolist() + [0, 0])[:4]
+    low_high = torch.aminmax(lengths) if lengths.numel() else (offsets[0], offsets[0])
+    first, end, low, high = torch.stack((offsets[0], offsets[-1], *low_high)).tolist()
     if first != 0:
         raise ValueError(f"{what}: starts at {first}; offsets start at 0")
     if low < 0:

@@ -2,9 +2,9 @@
 
 Room: `fused`. In: what two batches look like. Out: `LaunchPlan`. May import: `maxsim.tokens`.
 
-A plan is a function of shapes, dtype and device only. What could move a bit of a pair's score (the kernel, the arithmetic,
-BLOCK_K) depends on the dtype, d and the device alone; the rest (rows, document tile, warps, stages, documents a program)
-moves time, not bits.
+A plan is a function of shapes, dtype and device only. What could move a bit of a pair's score (the kernel, the
+arithmetic) depends on the dtype, d and the device alone; the rest (rows, document tile, warps, stages, documents a
+program) moves time, not bits.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class LaunchPlan:
         if self.block_m == 0:
             return f"{self.kernel} ({self.why})"
         queries = self.block_m // self.group
-        rows = f"{queries} queries of {self.group} rows" if queries > 1 else f"{self.slices} slice(s) of {self.group} rows"
+        rows = f"{queries} queries" if queries > 1 else f"{self.slices} slice(s)"
         return (
-            f"{self.kernel}: tile {self.block_m} x {self.block_n} x {self.block_k} ({rows}), "
+            f"{self.kernel}: tile {self.block_m} x {self.block_n} x {self.block_k} ({rows} of {self.group} rows), "
             f"{self.docs_per_program} document(s) a program, {self.num_warps} warps, {self.num_stages} stages, "
             f"{self.precision}, bound by {self.ceiling} ({self.why})"
         )
@@ -87,7 +87,7 @@ def plan(
     if path is None and q.device.type != "cuda":
         return LaunchPlan("torch", precision=precision, why=f"no fused kernel for {q.device.type}")
     if q.dtype not in (torch.float16, torch.bfloat16, torch.float32):
-        raise ValueError(f'path: "{path}" multiplies float16, bfloat16 and float32, not {q.dtype}; use path="reference"')
+        raise ValueError(f'path: "{path}" takes float16, bfloat16 and float32, not {q.dtype}; use path="reference"')
     arch = _capability(q.device, path)
     if path is None and arch < min(_table()["device"]):
         return LaunchPlan("torch", precision=precision, why=f"compute capability {arch / 10} is older than 8.0")
@@ -95,7 +95,7 @@ def plan(
     chosen = choose(arch, q.dtype, q.d, q.count, q.max_length, d.max_length, K, pairing, precision, argmax)
     if path == "portable" or arch // 10 != 9:
         if path == "hopper":
-            raise ValueError(f'path: "hopper" needs compute capability 9.0, this device has {arch / 10}; use "portable"')
+            raise ValueError(f'path: "hopper" needs compute capability 9.0, this is {arch / 10}; use "portable"')
         return chosen
     from maxsim.fused import hopper
 
@@ -187,7 +187,7 @@ def _tile(arch: int, bits: int, rows: int, d: int, precision: str) -> dict[str, 
 
 
 def _block_k(d: int, limit: int) -> int:
-    """Dimensions loaded at a time: all of d if a power of two within `limit` holds it, else the chunk that pads least."""
+    """Dimensions loaded at a time: all of d where `limit` holds it, else the power of two that pads least."""
     if d <= limit:
         return max(16, _power_of_two(d))
     chunks = [c for c in (limit, limit // 2, limit // 4) if c >= 16]

@@ -70,7 +70,7 @@ def compile_offline(
 
 
 def _usage(cubin: bytes) -> tuple[int, int]:
-    """Registers and local bytes a thread of the only function of a cubin, as the triton wheel's cuobjdump reports them."""
+    """Registers and local bytes a thread of a cubin's only function, by the cuobjdump that the triton wheel carries."""
     from triton import knobs
 
     with tempfile.TemporaryDirectory() as folder:

@@ -11,6 +11,9 @@ over ascending d; a maximum has no rounding; and row maxima are added in a binar
 whose missing rows are zeros, so that neither packing nor padding moves an addition.
 """
 
+# mypy: allow-untyped-defs
+# (the compiler, not Python, types the arguments of a kernel)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
@@ -26,7 +29,7 @@ from maxsim.tokens import Pairing, TokenBatch, documents_per_query, score_shape
 if TYPE_CHECKING:
     from maxsim.fused.launch import LaunchPlan
 
-# Everything that varies from batch to batch. Left unspecialised, so that no length, count or size compiles anything new.
+# Everything that varies from batch to batch. Left unspecialised: no length, count or size compiles anything new.
 _VARIES = ["q_pitch", "d_pitch", "q_rows", "d_rows", "q_max", "d_max", "Nq", "K", "slices", "row_tiles", "doc_programs"]
 
 
@@ -207,4 +210,3 @@ def forward(
         pairs = scores.numel()
         add_slices_kernel[(triton.cdiv(pairs, _ADD_BLOCK),)](parts, scores, slices, pairs, BLOCK=_ADD_BLOCK)
     return scores, winners
-
