@@ -59,9 +59,16 @@ def catalogue(what: str, folder: Path) -> dict[str, str]:
         return {
             name: version if problem is None else f"not here: {problem}" for name, (version, problem) in states.items()
         }
-    from maxsim_bench.retrieve.catalogue import datasets
+    from maxsim_bench.doctor import data_folders, data_sets
 
-    return datasets()
+    built_in = {"apidocs": "known-item search over docstrings of installed packages; needs neither network nor files"}
+    local = {name: f"in {folder}" for folder in data_folders() for name in data_sets(folder)}
+    further = {
+        "<BEIR name>": "downloaded by `beir`, such as scifact or nfcorpus",
+        "ir_datasets:<id>": "from the package ir_datasets, where it is installed",
+        "<path>": "a directory or archive in BEIR layout",
+    }
+    return built_in | local | further
 
 
 def find_cell(beginning: str, folder: Path, results: Path) -> Found:

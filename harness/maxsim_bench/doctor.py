@@ -6,7 +6,6 @@ Orchestration beside `cli.py`. May import every room; torch only inside function
 from __future__ import annotations
 
 import os
-import shutil
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,6 @@ def examine(*, with_ceilings: bool = True) -> Diagnosis:
     missing = {m: f"to {why}: {line}" for m, (why, line) in _EXTRAS.items() if find_spec(m) is None}
     if machine.device == "cpu":
         missing["NVIDIA GPU"] = "times of fused kernels need one; everything else runs here"
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        missing["C++ compiler"] = "the backends compiled and compiled_graphs need one on a processor: install g++"
     if not os.environ.get(DATA_VARIABLE):
         missing[DATA_VARIABLE] = f"to rank data sets of your own: export {DATA_VARIABLE}=FOLDER with BEIR archives"
     return Diagnosis(
@@ -65,7 +62,7 @@ def examine(*, with_ceilings: bool = True) -> Diagnosis:
         ceilings=measure_ceilings(machine.device).to_record() if with_ceilings else None,
         backends=[_state(backend, machine.device) for backend in backends().values()],
         missing=missing,
-        data={str(folder): _data_sets(folder) for folder in data_folders()},
+        data={str(folder): data_sets(folder) for folder in data_folders()},
     )
 
 
@@ -78,7 +75,10 @@ def data_folders() -> list[Path]:
 def why_not(backend: Backend, device: str) -> str | None:
     """Why a backend measures no forward cell on this device; None if it measures one of some dtype."""
     reasons = [backend.supports(_probe(dtype), device) for dtype in ("fp32", "bf16", "fp16")]
-    return None if None in reasons else reasons[-1]
+    if None in reasons:
+        return None
+    told = [reason for reason in reasons if reason is not None]
+    return next((reason for reason in told if "not installed" in reason), told[0])
 
 
 def _state(backend: Backend, device: str) -> BackendState:
@@ -92,31 +92,31 @@ def _probe(dtype: Dtype) -> Cell:
     )  # fmt: skip
 
 
-def _data_sets(folder: Path) -> list[str]:
+def data_sets(folder: Path) -> list[str]:
     """Names of BEIR directories and archives below a folder, sorted."""
     directories = {p.parent.name for p in folder.glob("*/corpus.jsonl*")}
-    archives = {p.name for kind in ("*.tar.gz", "*.zip") for p in folder.glob(kind)}
+    archives = {p.name.removesuffix(kind) for kind in (".tar.gz", ".zip") for p in folder.glob(f"*{kind}")}
     return sorted(directories | archives)
 
 
 def diagnosis_lines(found: Diagnosis) -> list[str]:
     """The diagnosis as text, one fact a line."""
-    facts = [f"{name:<24}{value}" for name, value in found.environment.items() if name != "packages"]
+    facts = [f"{name:<26}{value}" for name, value in found.environment.items() if name != "packages"]
     lines = ["device and libraries", *("  " + fact for fact in facts)]
     if found.ceilings is not None:
         lines.append("ceilings, measured now")
         for unit, rate in found.ceilings["matmul_tflops"].items():
-            lines.append(f"  {unit + ' product':<24}{rate:.3g} TFLOP/s ({found.ceilings['sources'][unit]})")
+            lines.append(f"  {unit + ' product':<26}{rate:.3g} TFLOP/s ({found.ceilings['sources'][unit]})")
         if found.ceilings["read_gbs"] is not None:
-            lines.append(f"  {'read':<24}{found.ceilings['read_gbs']:.3g} GB/s ({found.ceilings['sources']['read']})")
+            lines.append(f"  {'read':<26}{found.ceilings['read_gbs']:.3g} GB/s ({found.ceilings['sources']['read']})")
         if found.ceilings["launch_ms"] is not None:
-            lines.append(f"  {'empty launch':<24}{found.ceilings['launch_ms'] * 1e3:.3g} µs")
+            lines.append(f"  {'empty launch':<26}{found.ceilings['launch_ms'] * 1e3:.3g} µs")
     lines.append("backends")
-    lines += [f"  {b.name:<24}{b.version if b.problem is None else 'no: ' + b.problem}" for b in found.backends]
+    lines += [f"  {b.name:<26}{b.version if b.problem is None else 'no: ' + b.problem}" for b in found.backends]
     lines.append("data sets")
     listed = [f"  {folder}: {', '.join(names) or 'none'}" for folder, names in found.data.items()]
     lines += ["  apidocs (built here from installed packages, nothing to fetch)", *listed]
     if found.missing:
         lines.append("missing, and how to get it")
-        lines += [f"  {what:<24}{how}" for what, how in found.missing.items()]
+        lines += [f"  {what:<26}{how}" for what, how in found.missing.items()]
     return lines

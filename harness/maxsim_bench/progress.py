@@ -1,6 +1,6 @@
 """How a sweep shows where it is: a bar with the time left on a terminal, plain lines elsewhere.
 
-Orchestration beside `cli.py`. May import: record, run.
+Orchestration beside `cli.py`. May import: declare, record, run.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, T
 from rich.progress import Progress as Bar
 from rich.text import Text
 
-from maxsim_bench.planning import describe, duration
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.planning import describe, duration, varying
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
@@ -33,14 +34,15 @@ class _Left(ProgressColumn):
 class SweepProgress:
     """Context manager; give `cell` to a sweep as its `progress`.
 
-    On a terminal failed rows stay as lines above the bar; elsewhere every row is a line, so that a log is a record.
+    On a terminal only failed rows stay as lines, above the bar; elsewhere every cell is a line, for the log.
     """
 
-    def __init__(self, name: str, total: int, console: Console | None = None) -> None:
+    def __init__(self, name: str, cells: list[Cell], console: Console | None = None) -> None:
+        self._name, self._axes = name, varying(cells)
         self._console = console or Console(stderr=True)
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Left())
         self._bar = Bar(*columns, console=self._console, disable=not self._console.is_terminal)
-        self._task = self._bar.add_task(name, total=total, left=None)
+        self._task = self._bar.add_task(name, total=len(cells), left=None)
 
     def __enter__(self) -> SweepProgress:
         self._bar.start()
@@ -50,14 +52,20 @@ class SweepProgress:
         self._bar.stop()
 
     def cell(self, progress: Progress) -> None:
-        """Show a finished cell and its new rows."""
+        """Show a finished cell and its new rows; a cell that was finished before moves the bar only."""
         self._bar.update(self._task, completed=progress.done, left=progress.seconds_left)
         left = "" if progress.seconds_left is None else f", {duration(progress.seconds_left)} left"
-        head = f"[{progress.done}/{progress.total}{left}] {progress.cell.experiment} {describe(progress.cell)}"
+        head = f"[{progress.done}/{progress.total}{left}] {self._name} {describe(progress.cell, self._axes)}"
+        if progress.rows and not self._console.is_terminal:
+            good = [f"{row.backend} {outcome(row)}" for row in progress.rows if row.status == "ok"]
+            absent = " ".join(row.backend for row in progress.rows if row.status in ("unsupported", "skipped"))
+            self._line(f"{head}: {', '.join([*good, 'without ' + absent] if absent else good)}")
         for row in progress.rows:
-            if not self._console.is_terminal or row.status not in _QUIET:
-                line = f"{head} {row.backend}: {outcome(row)}"
-                self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+            if row.status not in _QUIET:
+                self._line(f"{head} {row.backend}: {outcome(row)}")
+
+    def _line(self, text: str) -> None:
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def outcome(row: Row) -> str:

@@ -101,7 +101,7 @@ def sweep(request: Request) -> Swept:
     for experiment, plan in [] if r.dry_run else chosen:
         cells = [(p.cell, p.backends) for p in plan.planned]
         store = Store(r.folder / f"{experiment.name}.csv")
-        with SweepProgress(experiment.name, len(cells)) as progress:
+        with SweepProgress(experiment.name, [cell for cell, _ in cells]) as progress:
             summary = run_sweep(experiment.under(r.profile), cells, store, options, progress.cell)
         done.measured.update(summary.measured)
         done.resumed += summary.resumed

@@ -145,8 +145,9 @@ def test_a_dry_run_measures_nothing(invoke: Invoke) -> None:
 def test_run_measures_resumes_and_forces(invoke: Invoke) -> None:
     done = invoke("run", "tiny", "--timeout", "60")
     assert (done.exit_code, done.stdout) == (0, "measured: 3 ok; finished before: 0; rows in results/local\n")
-    assert len(done.stderr.splitlines()) == 3
-    assert re.fullmatch(r"\[1/2.*\] tiny Nq=1 B=1 .* reference: [\d.e-]+ ms", done.stderr.splitlines()[0])
+    first, second = done.stderr.splitlines()
+    assert re.fullmatch(r"\[1/2, \d+ s left\] tiny B=1: reference [\d.e-]+ ms, eager [\d.e-]+ ms", first)
+    assert re.fullmatch(r"\[2/2, 1 s left\] tiny B=2: eager [\d.e-]+ ms", second)
     rows = Store("results/local/tiny.csv").rows()
     assert [(r.cell.B, r.backend, r.status) for r in rows] == [
         (1, "reference", "ok"),
@@ -196,8 +197,7 @@ def test_show_tells_a_cell_its_rows_and_its_command(invoke: Invoke) -> None:
         "  eager           0.5 ms  (results/h200/tiny.csv, version v)\n"
         "  measure it on h200: maxsim-bench run tiny --profile full --where Nq=1 --where B=1 --where Lq=3 "
         "--where Ld=4 --where d=8 --where dtype=fp32 --where layout=dense --where pairing=all --where inputs=random "
-        "--where timing_policy=cold_l2
-",
+        "--where timing_policy=cold_l2\n",
     )
 
 
@@ -286,3 +286,15 @@ def test_help_of_an_unknown_command_lists_the_commands(invoke: Invoke) -> None:
 
 def test_the_page_of_commands_is_what_the_program_says() -> None:
     assert (ROOT / "docs" / "cli.md").read_text("utf-8") == page(main), "docs/cli.md is stale: run `make docs`"
+
+
+def test_list_names_the_data_sets_of_the_folder_in_the_environment(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sets" / "mine").mkdir(parents=True)
+    (tmp_path / "sets" / "mine" / "corpus.jsonl").touch()
+    (tmp_path / "sets" / "other.tar.gz").touch()
+    monkeypatch.setenv("MAXSIM_BENCH_DATA", str(tmp_path / "sets"))
+    listed = json.loads(invoke("list", "datasets", "--json").output)
+    assert list(listed) == ["apidocs", "mine", "other", "<BEIR name>", "ir_datasets:<id>", "<path>"]
+    assert listed["mine"] == f"in {tmp_path}/sets"
