@@ -10,7 +10,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from maxsim import fused
 from maxsim.fused.forward import Path, Precision
@@ -79,7 +78,7 @@ def maxsim_autograd(
         from maxsim.training.compiled import scores
 
         return scores(q, d, plan.pairing, plan.precision, plan.path, plan.backward, plan.save)
-    return _MaxSim.apply(q.values, d.values, q, d, plan)  # type: ignore[no-any-return]  # torch types apply as Any
+    return _MaxSim.apply(q.values, d.values, q, d, plan)
 
 
 class _MaxSim(torch.autograd.Function):
@@ -93,13 +92,38 @@ class _MaxSim(torch.autograd.Function):
         return scores
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
         q_values, d_values, *winner = ctx.saved_tensors
         q, d = (replace(b, values=v) for b, v in zip(ctx.batches, (q_values, d_values), strict=True))
         query, document = ctx.needs_input_grad[:2]
-        dq, dd = run_backward(q, d, winner[0] if winner else None, g, ctx.plan, query=query, document=document)
+        saved = winner[0] if winner else None
+        if torch.is_grad_enabled():  # somebody wants a graph of this pass
+            dq, dd = _Once.apply(g, q_values, d_values, q, d, saved, ctx.plan, query, document)
+        else:
+            dq, dd = run_backward(q, d, saved, g, ctx.plan, query=query, document=document)
         return dq, dd, None, None, None
+
+
+class _Once(torch.autograd.Function):
+    """The backward pass under `create_graph=True`: first derivatives as ever, differentiating them raises.
+
+    `once_differentiable` would return them as constants where the upstream gradient is one, and a gradient penalty
+    would silently have no gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, g: Tensor, q_values: Tensor, d_values: Tensor, q: TokenBatch, d: TokenBatch, winner: Tensor | None,
+        plan: _Plan, query: bool, document: bool,
+    ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+        return run_backward(q, d, winner, g, plan, query=query, document=document)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Tensor) -> Any:
+        raise RuntimeError(
+            "MaxSim has no second derivative here: do not back-propagate through its gradients, or score with "
+            "maxsim.baselines.eager, which can be differentiated twice"
+        )
 
 
 def run_forward(q: TokenBatch, d: TokenBatch, plan: _Plan) -> tuple[Tensor, Tensor | None]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
@@ -36,7 +37,8 @@ def gradients(
     query: bool, document: bool, query_dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
     """dQ and dD by one path; arguments and results as in `csr.csr`."""
-    return _PATHS[path](q, d, winner, g, geo, query=query, document=document, query_dtype=query_dtype)
+    with torch.cuda.device(q.device) if q.device.type == "cuda" else nullcontext():
+        return _PATHS[path](q, d, winner, g, geo, query=query, document=document, query_dtype=query_dtype)
 
 
 def choose_backward(q: TokenBatch, d: TokenBatch, geo: Geometry, wanted: BackwardPath | None = None) -> BackwardPath:
@@ -51,10 +53,9 @@ def choose_backward(q: TokenBatch, d: TokenBatch, geo: Geometry, wanted: Backwar
     if wanted is not None and wanted not in BACKWARDS:
         raise ValueError(f"backward: {wanted!r} is not one of {', '.join(BACKWARDS)}")
     shares_rows = may_overlap(d)
-    kernels_run = q.device.type == "cuda" or csr.runs_interpreted()
     if wanted in ("csr", "onehot") and shares_rows:
         raise ValueError(f"backward: {wanted!r} needs documents of their own rows, D is a selection; use 'csr_sort'")
-    if wanted not in (None, "torch") and not kernels_run:
+    if wanted not in (None, "torch") and q.device.type != "cuda" and not csr.runs_interpreted():
         raise ValueError(f"backward: {wanted!r} needs an NVIDIA GPU, Q is on {q.device}; use 'torch' or None")
     if wanted is not None:
         return wanted
@@ -63,7 +64,7 @@ def choose_backward(q: TokenBatch, d: TokenBatch, geo: Geometry, wanted: Backwar
     return "csr_sort" if shares_rows else _measured(geo)
 
 
-def _measured(geo: Geometry) -> BackwardPath:
+def _measured(geo: Geometry) -> Any:  # a path by name, checked when the table is read
     """The first rule of the table whose bounds hold; each names the shape and card that set it."""
     facts = {
         "entries_per_document": geo.queries_per_document << csr.log_tokens_of(geo),
@@ -72,7 +73,7 @@ def _measured(geo: Geometry) -> BackwardPath:
     }
     for rule in _table():
         if all(low <= facts[name] <= high for name, (low, high) in rule["when"].items()):
-            return rule["path"]  # type: ignore[no-any-return]  # from JSON, checked when the table is read
+            return rule["path"]
     raise AssertionError("the last rule of paths.json has no condition")
 
 

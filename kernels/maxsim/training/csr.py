@@ -6,7 +6,7 @@ Nothing here reads a tensor on the host: a launch is decided by shapes alone.
 
 from __future__ import annotations
 
-import os
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -146,8 +146,8 @@ def csr_sort(
 ) -> Gradients:  # fmt: skip
     """As `csr`, with one library sort over all rows of the buffer in place of the counting sort. Deterministic.
 
-    The only path for a `select`ion whose documents share rows: a row collects what all its documents won. Takes about 50
-    bytes an entry while it sorts.
+    The only path for a `select`ion whose documents share rows: a row collects what all its documents won. Takes
+    about 50 bytes an entry while it sorts.
     """
     from maxsim.training import kernels
 
@@ -192,7 +192,7 @@ def onehot(
     block_d = min(128, max(16, power_of_two(d.d)))
     grid = (geo.documents * cdiv(span, 64), cdiv(d.d, block_d))
     if grid[0]:
-        interpreted, wide = runs_interpreted(), q.dtype == torch.float32
+        interpreted, wide = kernels.INTERPRETED, q.dtype == torch.float32  # the interpreter multiplies bf16 wrongly
         kernels.document_rows_onehot[grid](
             winner, g, q.values, dd, *_pointers(q.starts, d.starts, d.lengths, winner),
             winner.stride(0), winner.stride(1), g.stride(0), g.stride(1), q.values.stride(0), q.pitch, d.pitch, span,
@@ -209,7 +209,7 @@ def atomic(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, *, query: bool, document: bool,
     query_dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
-    """dQ as `csr`; dD by fp32 atomics into a buffer of 4 bytes an element, then cast. Not deterministic; for comparison."""
+    """dQ as `csr`; dD by fp32 atomics into a buffer of 4 bytes an element, then cast. Not deterministic: to compare."""
     from maxsim.training import kernels
 
     dq, _ = csr(q, d, winner, g, geo, query=query, document=False, query_dtype=query_dtype)
@@ -241,12 +241,16 @@ def power_of_two(n: int) -> int:
 
 
 def runs_interpreted() -> bool:
-    """Whether Triton kernels run in its interpreter, on the CPU."""
-    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+    """Whether the kernels run in Triton's interpreter, on the CPU."""
+    if find_spec("triton") is None:
+        return False
+    from maxsim.training import kernels
+
+    return kernels.INTERPRETED
 
 
 def _pointers(*tensors: Tensor | None) -> list[Tensor]:
-    """The tensors but the last, which stands in where one is absent: a kernel never reads a pointer it has no flag for."""
+    """The tensors but the last, which stands in where one is absent: no kernel reads a pointer it has no flag for."""
     *wanted, stand_in = tensors
     assert stand_in is not None
     return [stand_in if t is None else t for t in wanted]

@@ -56,7 +56,7 @@ def as_grid(x: Tensor, geo: Geometry) -> Tensor:
 
 
 def may_overlap(batch: TokenBatch) -> bool:
-    """Whether two sequences of the batch may own the same rows: true of a `select`ion, never of what `tokens` builds."""
+    """Whether two sequences may own the same rows: true of a `select`ion, never of what `tokens` builds."""
     return batch.starts is not None and batch.total_rows is None and batch.dense_shape is None
 
 

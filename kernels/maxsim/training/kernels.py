@@ -1,10 +1,12 @@
+# Kernel arguments are typed by triton at each launch.
+# mypy: disable-error-code="no-untyped-def"
 """Triton kernels of the backward pass. No kernel but `scatter_atomic` uses atomics; every sum has a fixed order.
 
 Room: `training`. May import: triton. Imported only where a kernel is launched, so the room imports without triton.
 
-An *entry* is one (query n, k-th document of n, query token i) with a winner: `winner[n, k, i]`, a row of that document, or
--1. dQ[n, i] sums g[n, k] * D[winner] over k and is owned by the query token; dD[m, j] sums g[n, k] * Q[n, i] over the
-entries whose winner is j and is owned by the document token, once the entries are sorted by winner (compressed sparse
+An *entry* is one (query n, k-th document of n, query token i) with a winner: `winner[n, k, i]`, a row of that document
+or -1. dQ[n, i] sums g[n, k] * D[winner] over k and is owned by the query token; dD[m, j] sums g[n, k] * Q[n, i] over
+the entries whose winner is j and is owned by the document token, once entries are sorted by winner (compressed sparse
 rows). Documents m = k if SHARED, else n * K + k. Offsets into embeddings and entries are 64 bits wide.
 """
 
@@ -12,6 +14,9 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.runtime.interpreter import InterpretedFunction
+
+# do_not_specialize: what varies from batch to batch and bounds no vector load, so that a new length compiles nothing.
 
 
 @triton.jit
@@ -24,7 +29,7 @@ def _first_row(starts, n, pitch, HAS_STARTS: tl.constexpr):
 
 @triton.jit
 def _written_rows(lengths, n, max_length, slot, HAS_LENGTHS: tl.constexpr, SLOTS: tl.constexpr):
-    """How many rows of sequence n its owner writes: the whole slot where slots tile the buffer, else its valid tokens."""
+    """Rows of sequence n that its owner writes: the whole slot where slots tile the buffer, else its valid tokens."""
     if SLOTS:
         return slot
     if HAS_LENGTHS:
@@ -36,7 +41,8 @@ def _written_rows(lengths, n, max_length, slot, HAS_LENGTHS: tl.constexpr, SLOTS
 def _query_rows(
     pid, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
     stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
-    SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr, Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
+    SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
+    Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
     BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """dQ of BI tokens of one query: gather the winning document rows, document by document, and sum them in fp32."""
@@ -52,20 +58,22 @@ def _query_rows(
         if not SHARED:
             m = n * K + k
         on = k < K
-        w = tl.load(own + k[None, :].to(tl.int64) * stride_wk, mask=(i < Lq)[:, None] & on[None, :], other=-1).to(tl.int32)
+        token_on = (i < Lq)[:, None] & on[None, :]
+        w = tl.load(own + k[None, :].to(tl.int64) * stride_wk, mask=token_on, other=-1).to(tl.int32)
         hit = (w >= 0) & (w < Ld)
         weight = tl.load(g + n.to(tl.int64) * stride_gn + k.to(tl.int64) * stride_gk, mask=on, other=0.0)
         if D_STARTS:
             first = tl.load(d_starts + m, mask=on, other=0)
         else:
             first = m.to(tl.int64) * d_pitch
-        row = (first[None, :] + w) * stride_d
-        x = tl.load(d_values + row[:, :, None] + col[None, None, :], mask=hit[:, :, None] & (col < d)[None, None, :], other=0.0)
+        row = ((first[None, :] + w) * stride_d)[:, :, None]
+        x = tl.load(d_values + row + col[None, None, :], mask=hit[:, :, None] & (col < d)[None, None, :], other=0.0)
         acc += tl.where(hit, weight[None, :], 0.0)[:, :, None] * x.to(tl.float32)
     out = tl.sum(acc, axis=1)
     row = _first_row(q_starts, n, q_pitch, Q_STARTS) + i
     written = _written_rows(q_lengths, n, Lq, q_span, Q_LENGTHS, Q_SLOTS)
-    tl.store(dq + row[:, None] * d + col[None, :], out.to(dq.dtype.element_ty), mask=(i < written)[:, None] & (col < d)[None, :])
+    mask = (i < written)[:, None] & (col < d)[None, :]
+    tl.store(dq + row[:, None] * d + col[None, :], out.to(dq.dtype.element_ty), mask=mask)
 
 
 @triton.jit
@@ -137,18 +145,22 @@ def _bucket_entries(mine, base, s, tail, stride_wn, TOKENS: tl.constexpr):
 
 @triton.jit
 def _entry(stored):
-    """A stored entry as a non-negative int32; 16-bit ones use all 65536 values."""
+    """A stored entry as a non-negative int32 (int64 of a library sort); 16-bit ones use all 65536 values."""
     if stored.dtype == tl.int16:
         return stored.to(tl.int32) & 0xFFFF
-    return stored
+    else:  # a constexpr branch: without `else` triton types both returns
+        return stored
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=["d_pitch", "q_pitch", "q_span", "query_programs", "NQ", "K", "Ld", "per_document", "tiles"]
+)
 def queries_and_sort(
     winner, g, d_values, dq, bucket, order, begin, d_starts, q_starts, q_lengths,
     stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, query_programs,
     NQ, K, Lq, Ld, d, per_document, tiles,
-    SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr, Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
+    SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
+    Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
     LOG_TOKENS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
     BE: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
@@ -165,8 +177,8 @@ def queries_and_sort(
         )  # fmt: skip
     else:
         _sort_tile(
-            pid - query_programs, winner, bucket, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, tiles,
-            SHARED, LOG_TOKENS, BE, BJ, BS,
+            pid - query_programs, winner, bucket, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld,
+            per_document, tiles, SHARED, LOG_TOKENS, BE, BJ, BS,
         )  # fmt: skip
 
 
@@ -197,7 +209,7 @@ def _weighted_rows(
     return tl.expand_dims(weight, -1) * x.to(tl.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["d_pitch", "q_pitch", "d_span", "K", "Ld", "per_document"])
 def document_rows(
     order, begin, g, q_values, dd, q_starts, d_starts, d_lengths,
     stride_gn, stride_gk, stride_q, q_pitch, d_pitch, d_span, K, Lq, Ld, d, per_document,
@@ -207,8 +219,8 @@ def document_rows(
 ):  # fmt: skip
     """dD of BR rows of one document (GLOBAL: of the whole buffer) from the sorted entries.
 
-    The rows advance together through their first LOCKSTEP entries; what a popular row has beyond is summed by all lanes,
-    row after row, so one hub does not make its neighbours wait for it one small step at a time.
+    The rows advance together through their first LOCKSTEP entries; what a popular row has beyond is summed by all
+    lanes, row after row, so one hub does not make its neighbours wait for it one small step at a time.
     """
     pid = tl.program_id(0)
     tiles = tl.cdiv(d_span, BR)
@@ -219,19 +231,19 @@ def document_rows(
     last = tl.load(rows + j + 1, mask=j < Ld, other=0)
     mine = order + m.to(tl.int64) * per_document
     col = tl.arange(0, BD)
-    col3 = tl.reshape(col, [1, 1, BD])
+    col3 = col[None, None, :]
     acc = tl.zeros([BR, BE, BD], tl.float32)
     longest = tl.max(last - first, axis=0)
     for s0 in range(0, tl.minimum(longest, LOCKSTEP), BE):
         s = first[:, None] + s0 + tl.arange(0, BE)[None, :]
         acc += _weighted_rows(
-            mine, s, s < last[:, None], m, g, q_values, q_starts, stride_gn, stride_gk, stride_q, q_pitch, K, Lq, col3, d,
-            SHARED, GLOBAL, Q_STARTS, LOG_TOKENS,
+            mine, s, s < last[:, None], m, g, q_values, q_starts, stride_gn, stride_gk, stride_q, q_pitch, K, Lq,
+            col3, d, SHARED, GLOBAL, Q_STARTS, LOG_TOKENS,
         )  # fmt: skip
     out = tl.sum(acc, axis=1)
     if longest > LOCKSTEP:
         flat = tl.arange(0, BR * BE)
-        col2 = tl.reshape(col, [1, BD])
+        col2 = col[None, :]
         for r in range(BR):
             here = tl.arange(0, BR) == r
             low = tl.sum(tl.where(here, first, 0), axis=0) + LOCKSTEP
@@ -245,20 +257,22 @@ def document_rows(
             out += tl.where(here[:, None], tl.sum(rest, axis=0)[None, :], 0.0)
     row = _first_row(d_starts, m, d_pitch, D_STARTS) + j
     written = _written_rows(d_lengths, m, Ld, d_span, D_LENGTHS, D_SLOTS)
-    tl.store(dd + row[:, None] * d + col[None, :], out.to(dd.dtype.element_ty), mask=(j < written)[:, None] & (col < d)[None, :])
+    mask = (j < written)[:, None] & (col < d)[None, :]
+    tl.store(dd + row[:, None] * d + col[None, :], out.to(dd.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["d_pitch", "q_pitch", "d_span", "NQ", "K", "Ld"])
 def document_rows_onehot(
     winner, g, q_values, dd, q_starts, d_starts, d_lengths,
     stride_wn, stride_wk, stride_gn, stride_gk, stride_q, q_pitch, d_pitch, d_span, NQ, K, Lq, Ld, d,
-    SHARED: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr, D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr,
+    SHARED: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
+    D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr,
     UPCAST: tl.constexpr, DOT: tl.constexpr, BJ: tl.constexpr, BI: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dD of BJ rows and BD columns of one document without sorting: dD += g[n] * (onehot(winner[n])ᵀ Q[n]), query by query.
+    """dD of BJ rows, BD columns of one document without sorting: g[n] * (onehot(winner[n])ᵀ Q[n]) summed over queries.
 
-    The one-hot operand is exact in any type and the upstream gradient multiplies the fp32 product, so nothing is rounded
-    before the sum. Costs as many operations as the forward pass and no memory.
+    The one-hot operand is exact in any type and the upstream gradient multiplies the fp32 product, so nothing is
+    rounded before the sum. Costs as many operations as the forward pass and no memory.
     """
     pid = tl.program_id(0)
     tiles = tl.cdiv(d_span, BJ)
@@ -280,7 +294,8 @@ def document_rows_onehot(
         for i0 in range(0, Lq, BI):
             i = i0 + token
             w = tl.load(own + i, mask=i < Lq, other=-1).to(tl.int32)
-            x = tl.load(q_values + (first + i)[:, None] * stride_q + col[None, :], mask=(w >= 0)[:, None] & (col < d)[None, :], other=0.0)
+            row = (first + i)[:, None] * stride_q
+            x = tl.load(q_values + row + col[None, :], mask=(w >= 0)[:, None] & (col < d)[None, :], other=0.0)
             if UPCAST:
                 x = x.to(tl.float32)
             hot = (j[:, None] == w[None, :]).to(x.dtype)
@@ -290,32 +305,38 @@ def document_rows_onehot(
         acc = tl.where(tl.load(d_lengths + m) > 0, acc, 0.0)
     row = _first_row(d_starts, m, d_pitch, D_STARTS) + j
     written = _written_rows(d_lengths, m, Ld, d_span, D_LENGTHS, D_SLOTS)
-    tl.store(dd + row[:, None] * d + col[None, :], acc.to(dd.dtype.element_ty), mask=(j < written)[:, None] & (col < d)[None, :])
+    mask = (j < written)[:, None] & (col < d)[None, :]
+    tl.store(dd + row[:, None] * d + col[None, :], acc.to(dd.dtype.element_ty), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["d_pitch", "q_pitch", "K", "Ld", "k_programs"])
 def scatter_atomic(
     winner, g, q_values, dd, q_starts, d_starts,
     stride_wn, stride_wk, stride_gn, stride_gk, stride_q, q_pitch, d_pitch, K, Lq, Ld, d, k_programs,
     SHARED: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
     BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Adds g * Q to the fp32 rows that won, by atomics: the order of the additions, hence the last bits, are not fixed."""
+    """Adds g * Q to the fp32 rows that won, by atomics: the order of additions, so the last bits, are not fixed."""
     pid = tl.program_id(0)
     tiles = tl.cdiv(Lq, BI)
     n = pid // (tiles * k_programs)
     i = (pid // k_programs) % tiles * BI + tl.arange(0, BI)
     col = tl.arange(0, BD)
     row = (_first_row(q_starts, n, q_pitch, Q_STARTS) + i) * stride_q
-    x = tl.load(q_values + row[:, None] + col[None, :], mask=(i < Lq)[:, None] & (col < d)[None, :], other=0.0).to(tl.float32)
+    inside = (i < Lq)[:, None] & (col < d)[None, :]
+    x = tl.load(q_values + row[:, None] + col[None, :], mask=inside, other=0.0).to(tl.float32)
     k0 = (pid % k_programs) * BK
     for step in range(0, tl.minimum(BK, K - k0)):
         k = k0 + step
         m = k
         if not SHARED:
             m = n * K + k
-        w = tl.load(winner + n.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk + i, mask=i < Lq, other=-1).to(tl.int32)
+        own = winner + n.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
+        w = tl.load(own + i, mask=i < Lq, other=-1).to(tl.int32)
         weight = tl.load(g + n.to(tl.int64) * stride_gn + k.to(tl.int64) * stride_gk)
         target = (_first_row(d_starts, m, d_pitch, D_STARTS) + w) * d
         hit = ((w >= 0) & (w < Ld))[:, None] & (col < d)[None, :]
         tl.atomic_add(dd + target[:, None] + col[None, :], weight * x, mask=hit, sem="relaxed")
+
+
+INTERPRETED = isinstance(scatter_atomic, InterpretedFunction)  # TRITON_INTERPRET was set when this module was imported
