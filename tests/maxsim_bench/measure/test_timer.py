@@ -48,8 +48,9 @@ def test_calls_rotate_over_the_input_sets_and_a_round_shares_one() -> None:
     budget = TimingBudget(seconds=0.01, min_samples=9, max_samples=9, width_percent=0.0, warmup_seconds=0.001)
     found = time_callables(calls, "host", budget, "cpu")
     for name, indices in seen.items():
-        assert indices[-9:] == [0, 1, 2] * 3
-        assert timing(found[name]).last_set == 2
+        assert indices[-12:-3] == [0, 1, 2] * 3
+        assert indices[-3:] == [0, 1, 2]  # the closing call on every set, whose results are looked at
+        assert timing(found[name]).rounds == list(range(9))
 
 
 def test_sampling_ends_when_the_interval_is_narrow_enough(busy_for: Busy) -> None:
@@ -107,6 +108,31 @@ def test_a_callable_that_raises_does_not_disturb_the_others(busy_for: Busy) -> N
     assert isinstance(found["late"].error, MemoryError)
     assert isinstance(found["once"], TimingFailure)
     assert list(found) == ["good", "late", "once"]
+
+
+def test_the_results_of_every_input_set_are_shown_before_the_next_call(busy_for: Busy) -> None:
+    """A backend that reuses its output memory is looked at in time; one that is refused there has failed."""
+    shared = [0]
+
+    def writes(value: int) -> Callable[[], list[int]]:
+        def call() -> list[int]:
+            shared[0] = value
+            return shared
+
+        return call
+
+    seen: list[tuple[str, int, int]] = []
+
+    def inspect(name: str, index: int, output: Any) -> None:
+        seen.append((name, index, output[0]))
+        if name == "bad":
+            raise ArithmeticError("wrong")
+
+    calls = {"good": [writes(10), writes(11)], "bad": [writes(20), writes(21)]}
+    found = time_callables(calls, "host", SHORT, "cpu", inspect=inspect)
+    assert seen == [("good", 0, 10), ("good", 1, 11), ("bad", 0, 20)]
+    assert isinstance(found["bad"], TimingFailure)
+    assert timing(found["good"]).samples_ms
 
 
 def test_on_a_processor_the_policy_is_host(busy_for: Busy) -> None:
