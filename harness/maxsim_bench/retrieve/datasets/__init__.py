@@ -1,0 +1,1 @@
+"""Sources of data sets, one file each. May import: record, backends."""

@@ -1,0 +1,1 @@
+"""Encoders, one file each; `registry.py` finds them. May import: record, backends."""
