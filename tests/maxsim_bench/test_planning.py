@@ -1,0 +1,41 @@
+"""Plans in words: sizes and durations as exact as an estimate is, cells by what differs."""
+
+from __future__ import annotations
+
+import pytest
+
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import Experiment
+from maxsim_bench.planning import describe, duration, outline, outline_lines, size, varying
+
+
+@pytest.mark.parametrize(("seconds", "told"), [(0.2, "1 s"), (89.4, "89 s"), (90, "2 min"), (7500, "2 h 5 min")])
+def test_a_duration_is_told_in_the_unit_that_suits_it(seconds: float, told: str) -> None:
+    assert duration(seconds) == told
+
+
+@pytest.mark.parametrize(("count", "told"), [(12, "12 B"), (5400, "5.4 kB"), (1.2e8, "120 MB"), (26.84e9, "26.8 GB")])
+def test_a_size_is_told_with_three_digits(count: float, told: str) -> None:
+    assert size(count) == told
+
+
+def test_a_cell_is_described_by_the_axes_that_vary() -> None:
+    cells = [Cell(experiment="x", gpu="cpu", op="forward", B=B, Lq=3) for B in (1, 2)]
+    assert varying(cells) == ["B"]
+    assert describe(cells[0], varying(cells)) == "B=1"
+    assert describe(cells[0]) == "B=1 Lq=3 seed=0"
+    assert varying([]) == []
+
+
+def test_a_cell_whose_tensor_exceeds_the_card_is_marked_and_reasons_are_counted() -> None:
+    experiment = Experiment.model_validate(
+        {
+            "name": "x", "title": "t", "backends": ["eager"],
+            "axes": {"B": [1, 10_000, 10**7], "Nq": 1, "Lq": 1024, "Ld": 1024, "d": 128, "dtype": "fp32"},
+        }
+    )  # fmt: skip
+    lines = outline_lines(outline(experiment, "a100-40gb", "full"))
+    assert lines[1].endswith("B=1  eager")
+    assert lines[2].endswith("B=10000  eager  (similarity tensor and inputs exceed 42.4 GB)")
+    assert lines[3].startswith("  left out: 1 × cell: ")
+    assert outline_lines(outline(experiment, "cpu", "full")) == ["x (full) on cpu: no cells"]
