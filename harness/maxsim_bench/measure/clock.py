@@ -33,12 +33,10 @@ class Sample:
 
     Attributes:
         ms: milliseconds it took.
-        output: what it returned.
         error: what it raised instead; `ms` is then NaN.
     """
 
     ms: float
-    output: object
     error: Exception | None = None
 
 
@@ -72,12 +70,12 @@ class HostMeter:
             self.synchronize()
             start = time.perf_counter_ns()
             try:
-                output = call()
+                call()
                 self.synchronize()
             except Exception as error:
-                samples.append(Sample(float("nan"), None, error))
+                samples.append(Sample(float("nan"), error))
                 continue
-            samples.append(Sample((time.perf_counter_ns() - start) / 1e6, output))
+            samples.append(Sample((time.perf_counter_ns() - start) / 1e6))
         return samples
 
 
@@ -122,7 +120,7 @@ class EventMeter:
 
     def block(self, calls: Sequence[Callable[[], object]]) -> list[Sample]:
         pairs = self._event_pairs(len(calls))
-        results: list[tuple[object, Exception | None]] = []
+        errors: list[Exception | None] = []
         lead = self._torch.cuda.Event()
         self._torch.cuda._sleep(int(min(1.5 * self._enqueue_ms * len(calls), _SPIN_LIMIT_MS) * self._cycles_per_ms))
         lead.record()
@@ -134,9 +132,10 @@ class EventMeter:
                 self._flush.zero_()
             start.record()
             try:
-                results.append((call(), None))
+                call()
+                errors.append(None)
             except Exception as error:
-                results.append((None, error))
+                errors.append(error)
             end.record()
             before = end
         self._enqueue_ms = 0.5 * self._enqueue_ms + 0.5 * (time.perf_counter_ns() - began) / 1e6 / max(len(calls), 1)
@@ -144,8 +143,8 @@ class EventMeter:
         self.blocks += 1
         self.starved += ran_dry
         return [
-            Sample(start.elapsed_time(end) if error is None else float("nan"), output, error)
-            for (start, end), (output, error) in zip(pairs, results, strict=True)
+            Sample(start.elapsed_time(end) if error is None else float("nan"), error)
+            for (start, end), error in zip(pairs, errors, strict=True)
         ]
 
 

@@ -23,7 +23,6 @@ class Sustained:
         calls: how many.
         wall_ms: host milliseconds a call, until everything on every stream of the device had ended.
         enqueue_ms: host milliseconds a call for dispatching alone.
-        last_output, last_index: what the last call returned, and which of the callables it was.
         joules: a call, from the card's energy counter between two of its ticks; None where it does not count, or ticked
             less than twice.
     """
@@ -32,8 +31,6 @@ class Sustained:
     wall_ms: float
     enqueue_ms: float
     joules: float | None = None
-    last_output: object = None
-    last_index: int = 0
 
 
 def sustained(calls: Sequence[Callable[[], object]], seconds: float, energy_seconds: float = 0.0) -> Sustained:
@@ -44,14 +41,13 @@ def sustained(calls: Sequence[Callable[[], object]], seconds: float, energy_seco
     import torch
 
     index = 0
-    output: object = None
 
     def burst(count: int) -> tuple[float, float]:
-        nonlocal index, output
+        nonlocal index
         torch.cuda.synchronize()
         began = time.perf_counter_ns()
         for _ in range(count):
-            output = calls[index % len(calls)]()
+            calls[index % len(calls)]()
             index += 1
         queued = time.perf_counter_ns()
         torch.cuda.synchronize()
@@ -61,7 +57,7 @@ def sustained(calls: Sequence[Callable[[], object]], seconds: float, energy_seco
     count = max(3, min(_MOST_CALLS, int(seconds * 1e3 / max(one, 1e-3))))
     wall, queued = burst(count)
     joules = _joules(burst, wall / count, energy_seconds) if energy_seconds > 0 else None
-    return Sustained(count, wall / count, queued / count, joules, output, (index - 1) % len(calls))
+    return Sustained(count, wall / count, queued / count, joules)
 
 
 def _joules(burst: Callable[[int], tuple[float, float]], call_ms: float, least_seconds: float) -> float | None:

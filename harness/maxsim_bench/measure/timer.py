@@ -14,7 +14,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from maxsim_bench.measure import clock
 from maxsim_bench.measure.clock import EventMeter, Meter, Policy, meter_for
@@ -66,7 +66,6 @@ class Timing:
         warmup_calls: before the first sample.
         capped: the time or count was used up before the interval was narrow enough.
         starved_percent: of the blocks, those in which the device waited for the host, so that events hold the gap.
-        last_output, last_set: what the last call returned, the cross-check included, and the input set it ran on.
         check: the sustained run on the host clock.
         suspicion: why the times cannot be trusted, None if nothing speaks against them.
     """
@@ -78,8 +77,6 @@ class Timing:
     warmup_calls: int = 0
     capped: bool = False
     starved_percent: float = 0.0
-    last_output: object = None
-    last_set: int = 0
     check: Sustained | None = None
     suspicion: str | None = None
 
@@ -120,6 +117,7 @@ def time_callables(
     budget: TimingBudget,
     device: str,
     heartbeat: Callable[[], None] = lambda: None,
+    inspect: Callable[[str, int, object], None] = lambda name, index, output: None,
 ) -> dict[str, Timing | TimingFailure]:
     """Time several callables against each other.
 
@@ -129,6 +127,9 @@ def time_callables(
         budget: bounds on the time spent.
         device: "cuda" or "cpu".
         heartbeat: called before every warm-up, block and check, for whoever watches that this goes on.
+        inspect: given (name, input set, output) of one more call on every set at the end, before the next call can
+            write to the same memory: what came out of the very callables that were timed. What it raises is that
+            callable's failure.
 
     Returns:
         For each name its `Timing`, or the exception it raised; the others are not disturbed by it.
@@ -142,7 +143,7 @@ def time_callables(
         raise ValueError(f"every callable needs the same number of input sets, at least one; got {sorted(sets)}")
     effective: Policy = policy if device == "cuda" else "host"
     with _quiet_collector():
-        return _Session(calls, effective, budget, device, heartbeat).run()
+        return _Session(calls, effective, budget, device, heartbeat, inspect).run()
 
 
 @contextmanager
@@ -168,8 +169,9 @@ class _Session:
         budget: TimingBudget,
         device: str,
         heartbeat: Callable[[], None],
+        inspect: Callable[[str, int, object], None],
     ) -> None:
-        self.heartbeat = heartbeat
+        self.heartbeat, self.inspect = heartbeat, inspect
         self.calls: dict[str, list[Call]] = {name: list(group) for name, group in calls.items()}
         self.policy, self.budget = policy, budget
         self.meter: Meter = meter_for(policy, device)
@@ -236,7 +238,7 @@ class _Session:
         timed = sum(s.ms for s in samples if s.error is None)
         overhead = max(wall_ms - timed, 0.0) / len(plan)
         for (r, name), sample in zip(plan, samples, strict=True):
-            self._take(name, r, sample.ms, sample.output, sample.error)
+            self._take(name, r, sample)
             self.spent[name] += ((0.0 if sample.error else sample.ms) + overhead) / 1e3
             self.position += 1
         for name in active:
@@ -246,17 +248,16 @@ class _Session:
     def _shuffled(self, names: list[str]) -> list[str]:
         return self.order.sample(names, len(names))
 
-    def _take(self, name: str, round_: int, ms: float, output: object, error: Exception | None) -> None:
+    def _take(self, name: str, round_: int, sample: clock.Sample) -> None:
         timing = self.results[name]
         if not isinstance(timing, Timing):
             return  # it raised earlier in this block
-        if error is not None:
-            self.results[name] = TimingFailure(error)
+        if sample.error is not None:
+            self.results[name] = TimingFailure(sample.error)
             return
-        timing.samples_ms.append(ms)
+        timing.samples_ms.append(sample.ms)
         timing.rounds.append(round_)
         timing.positions.append(self.position)
-        timing.last_output, timing.last_set = output, round_ % len(self.calls[name])
 
     def _goes_on(self, name: str) -> bool:
         timing, budget = self.results[name], self.budget
@@ -278,14 +279,14 @@ class _Session:
         assert isinstance(timing, Timing)
         if isinstance(self.meter, EventMeter):
             timing.starved_percent = 100.0 * self.meter.starved / max(self.meter.blocks, 1)
-        if not self.cuda:
-            return
-        timing.check = sustained(self.calls[name], self.budget.check_seconds, self.budget.energy_seconds)
-        # a graph's output buffer is written again by every replay, so the last output is the only one there is
-        timing.last_output, timing.last_set = timing.check.last_output, timing.check.last_index
-        timing.check = replace(timing.check, last_output=None)
-        if self.policy != "host":
-            timing.suspicion = other_stream(timing.median_ms, timing.check)
+        if self.cuda:
+            timing.check = sustained(self.calls[name], self.budget.check_seconds, self.budget.energy_seconds)
+            if self.policy != "host":
+                timing.suspicion = other_stream(timing.median_ms, timing.check)
+        for index, call in enumerate(self.calls[name]):
+            output = call()
+            self.meter.synchronize()
+            self.inspect(name, index, output)
 
 
 def _times(samples: Sequence[clock.Sample]) -> list[float]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from maxsim_bench.backends.base import Backend, Inputs
 from maxsim_bench.backends.inputs import make_inputs
@@ -206,6 +207,7 @@ class CellMeasurement:
     def _time_group(self, group: list[str], sets: list[Inputs]) -> None:
         """Time backends against each other, then check what came out; one that runs out of memory is tried alone."""
         bits = [checksum(inputs) for inputs in sets]
+        truths = [Truth(self.cell, inputs, self.reference) for inputs in sets]
         calls: dict[str, list[Call]] = {}
         crowded: list[str] = []
         for name in group:
@@ -220,6 +222,7 @@ class CellMeasurement:
                 timed = time_callables(
                     calls, self.cell.timing_policy or "cold_l2", self.request.budget, self.device,
                     heartbeat=lambda: self.step(f"timing {', '.join(calls)}"),
+                    inspect=lambda name, index, output: self._judge(name, output, truths[index]),
                 )  # fmt: skip
             self.conditions.reasons |= conditions.reasons
             self.conditions.power_w += conditions.power_w
@@ -230,64 +233,52 @@ class CellMeasurement:
             if isinstance(result, TimingFailure):
                 self._timing_failed(name, result.error, group, crowded)
             elif self.outcomes[name].timing is None:  # the baseline keeps the times of its first group
-                base = timed.get(self.request.baseline or "")
-                self.outcomes[name].timing = result
-                self.outcomes[name].baseline_timing = base if isinstance(base, Timing) else None
-                self.outcomes[name].interleaved_with = tuple(group)
-        self._check_timed(group, sets, bits)
+                self._timed(name, result, timed.get(self.request.baseline or ""), group)
+        touched = any(checksum(inputs) != before for inputs, before in zip(sets, bits, strict=True))
+        if touched:
+            self._time_apart(group, sets)
         memory.settle(self.device)
         for name in crowded:
             self._time_group([name], sets)
 
+    def _timed(self, name: str, result: Timing, base: Timing | TimingFailure | None, group: list[str]) -> None:
+        outcome = self.outcomes[name]
+        outcome.timing, outcome.interleaved_with = result, tuple(group)
+        outcome.baseline_timing = base if isinstance(base, Timing) else None
+        impossible_because = self._implausible(result)
+        if impossible_because is not None:
+            outcome.fail("incorrect", impossible_because)
+
     def _timing_failed(self, name: str, error: Exception, group: list[str], crowded: list[str]) -> None:
         outcome = self.outcomes[name]
-        if isinstance(error, CaptureError):
+        if isinstance(error, ResultError):
+            outcome.fail("incorrect", str(error))
+        elif isinstance(error, CaptureError):
             outcome.fail("unsupported", str(error))
         elif self._kind(error) == "oom" and len(group) > 1:
             crowded.append(name)
         elif outcome.timing is None:
             outcome.fail("oom" if self._kind(error) == "oom" else "error", f"while timed: {describe(error)}")
 
-    def _check_timed(self, group: list[str], sets: list[Inputs], bits: list[list[tuple[int, int]]]) -> None:
-        """The tensors that timing produced against the reference, and the times against what is possible."""
-        self.step("checking what timing produced")
-        touched = [i for i, inputs in enumerate(sets) if checksum(inputs) != bits[i]]
-        if touched and len(group) == 1:
-            self.outcomes[group[0]].fail("incorrect", "overwrites its inputs while it is timed")
-        if touched:
-            self._time_apart(group, sets)
-            return
-        truths: dict[int, Truth] = {}
-        for name in group:
-            timing = self.outcomes[name].timing
-            if timing is None or timing.last_output is None:
-                continue
-            if timing.last_set not in truths:
-                truths[timing.last_set] = Truth(self.cell, sets[timing.last_set], self.reference)
-            self._judge_timed(name, timing, truths[timing.last_set])
-            timing.last_output = None
-
     def _time_apart(self, group: list[str], sets: list[Inputs]) -> None:
         """Somebody wrote to the inputs that all shared: nobody's times count, each is timed again by itself."""
+        if len(group) == 1:
+            self.outcomes[group[0]].fail("incorrect", "overwrites its inputs while it is timed")
         for i in range(len(sets)):
             sets[i] = make_inputs(self.cell, self.device, i + 1)
-        for name in group:
-            if self.outcomes[name].status == "ok":
-                self.outcomes[name].timing = None
+        if len(group) > 1:
+            for name in group:
+                self.outcomes[name] = replace(self.outcomes[name], status="ok", error=None, timing=None)
                 self._time_group([name], sets)
 
-    def _judge_timed(self, name: str, timing: Timing, truth: Truth) -> None:
+    def _judge(self, name: str, output: object, truth: Truth) -> None:
+        """A result of a timed callable against the reference; raises ResultError if it is wrong."""
+        verdict = truth.judge(output, self.backends[name].tolerance(self.cell))
         outcome = self.outcomes[name]
-        try:
-            verdict = truth.judge(timing.last_output, self.backends[name].tolerance(self.cell))
-        except ResultError as error:
-            outcome.fail("incorrect", f"while timed: {error}")
-            return
         if outcome.errors is not None:
             outcome.errors = _worse(outcome.errors, verdict.errors)
-        wrong = f"while timed, on fresh inputs: {verdict.wrong}" if verdict.wrong else self._implausible(timing)
-        if wrong is not None:
-            outcome.fail("incorrect", wrong)
+        if verdict.wrong is not None:
+            raise ResultError(f"in timing, on fresh inputs: {verdict.wrong}")
 
     def _implausible(self, timing: Timing) -> str | None:
         assert self.work is not None

@@ -33,6 +33,7 @@ class CellSession:
         self._resolve = resolve
         memory.probe(self.device)
         self._baseline = memory.settle(self.device)
+        memory.freeze()
 
     def hello(self) -> Hello:
         """Who is ready, and where."""
@@ -63,6 +64,7 @@ class CellSession:
         """
         result = CellMeasurement(request, self.hello_once(), self._resolve, step).run()
         result.unhealthy = memory.leak(self._baseline, self.device)
+        memory.freeze()
         try:
             memory.probe(self.device)
         except RuntimeError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import sys
 import traceback
@@ -26,6 +27,7 @@ def serve(channel: Connection, parent: int) -> int:
     number of times, then one of ("done", value), ("raised", traceback) and ("lost", text).
     """
     _die_with(parent)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a row; a dump of gigabytes takes long
     session: Session | None = None
     while True:
         try:

@@ -1,0 +1,226 @@
+"""The procedure for a cell: honest backends get numbers, every way to cheat is caught and named."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.measure.timer import TimingBudget
+from maxsim_bench.record.row import MEASURED, Row
+from maxsim_bench.run.executor import LocalExecutor
+from maxsim_bench.run.protocol import CellRequest, CellResult, WorkerSetup
+from maxsim_bench.run.session import CellSession
+
+QUICK = TimingBudget(seconds=0.02, min_samples=8, max_samples=60, warmup_seconds=0.01, check_seconds=0.005)
+# The rate of a machine on which a copy of 20 numbers cannot be the work of the cell that the tests use for it.
+SLOW_MACHINE = {
+    "device": "cpu", "matmul_tflops": {"fp32": 0.2}, "read_gbs": 5.0, "launch_ms": None, "host_launch_ms": 0.001,
+}  # fmt: skip
+
+Measure = Callable[..., CellResult]
+
+
+@pytest.fixture
+def measure(make_cell: Callable[..., Cell]) -> Measure:
+    """Measure backends of `measured_backends` on one small cell, in this process."""
+
+    def call(*backends: str, device: str = "cpu", ceilings: dict[str, Any] | None = None, **axes: Any) -> CellResult:
+        import measured_backends
+
+        measured_backends._BY_ADDRESS.clear()
+        session = CellSession(device, measured_backends.get)
+        request = CellRequest(
+            make_cell(**axes), backends, dict.fromkeys(backends, "1"), backends[0], budget=QUICK, ceilings=ceilings
+        )
+        return session.measure(request, lambda step: None)
+
+    return call
+
+
+def by_name(result: CellResult) -> dict[str, Row]:
+    return {row.backend: row for row in result.rows}
+
+
+def refused(row: Row, words: str, status: str = "incorrect") -> None:
+    """The row has this status, says why, and holds no number that only a good one may hold."""
+    assert row.status == status, row.error
+    assert row.error is not None
+    assert words in row.error
+    assert all(getattr(row, name) is None for name in MEASURED)
+
+
+def test_honest_backends_get_times_and_paired_speedups(measure: Measure) -> None:
+    result = measure("honest", "honest_too", ceilings=SLOW_MACHINE | {"matmul_tflops": {"fp32": 10.0}})
+    one, two = by_name(result).values()
+    assert one.status == two.status == "ok"
+    assert one.latency_p20_ms is not None
+    assert one.latency_ms is not None
+    assert one.latency_p20_ms <= one.latency_ms
+    assert one.speedup == 1.0
+    assert two.speedup is not None
+    assert two.speedup_low is not None
+    assert two.speedup_high is not None
+    assert two.speedup_low <= two.speedup <= two.speedup_high
+    assert two.speedup_baseline == "honest"
+    assert two.flops == 2 * 20 * 8 * 12 * 16
+    assert two.tflops == pytest.approx(two.flops / two.latency_ms / 1e9)
+    assert two.percent_of_ceiling is not None
+    assert two.ceiling in ("compute", "memory")
+    assert json.loads(two.extra or "")["timing_policy"] == "host"
+
+
+def test_samples_are_kept_raw_with_their_order(measure: Measure) -> None:
+    result = measure("honest", "honest_too")
+    assert set(result.samples) == {row.key for row in result.rows}
+    both = list(result.samples.values())
+    assert len(both[0]["ms"]) == len(both[0]["round"]) == len(both[0]["position"]) == result.rows[0].samples
+    positions = sorted(both[0]["position"] + both[1]["position"])
+    assert positions == list(range(len(positions)))
+    assert both[0]["interleaved_with"] == ["honest", "honest_too"]
+
+
+def test_on_a_processor_memory_is_empty_and_not_zero(measure: Measure) -> None:
+    (row,) = measure("honest").rows
+    assert row.peak_extra_bytes is None
+    assert row.peak_reserved_bytes is None
+    assert row.prepare_bytes is None
+    assert row.input_bytes == (8 * 16 + 20 * 12 * 16) * 4
+
+
+def test_the_reference_against_itself_is_exact_and_as_fast(measure: Measure) -> None:
+    """Both sides are the same code: no error at all, and a ratio of times whose interval holds 1."""
+    row = by_name(measure("honest", "reference"))["reference"]
+    assert row.status == "ok"
+    assert row.max_abs_err == row.max_rel_err == 0.0
+    assert row.speedup_low is not None
+    assert row.speedup_high is not None
+    assert row.speedup_low <= 1.1
+    assert row.speedup_high >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("stale", "stale answer"),
+        ("overwrites", "overwrites its inputs"),
+        ("casts_down", "cast of fp32 operands to a narrower type"),
+        ("skips_tail", "skips the tail: wrong from document 18"),
+        ("by_address", "on fresh inputs"),
+        ("overwrites_later", "overwrites its inputs while it is timed"),
+        ("wrong_shape", "returns shape [1, 1]"),
+    ],
+)
+def test_a_dishonest_backend_is_caught_named_and_alone_to_blame(measure: Measure, backend: str, words: str) -> None:
+    rows = by_name(measure("honest", backend, "honest_too"))
+    refused(rows[backend], words)
+    assert rows["honest"].status == rows["honest_too"].status == "ok"
+
+
+def test_a_copy_of_an_old_result_is_too_fast_for_the_work(measure: Measure) -> None:
+    rows = by_name(measure("honest", "memoised", ceilings=SLOW_MACHINE, Lq=64, Ld=128, B=100, d=128))
+    refused(rows["memoised"], "not synchronised")
+    assert rows["honest"].status == "ok"
+
+
+def test_an_exception_is_a_row_with_its_place(measure: Measure) -> None:
+    rows = by_name(measure("honest", "raises"))
+    refused(rows["raises"], "ValueError: this shape is beneath me (measured_backends.py:", "error")
+    assert rows["honest"].status == "ok"
+
+
+def test_a_real_refusal_of_memory_is_oom(measure: Measure) -> None:
+    rows = by_name(measure("honest", "out_of_memory"))
+    assert rows["out_of_memory"].status == "oom"
+    assert rows["honest"].status == "ok"
+
+
+def test_inputs_that_do_not_fit_are_oom_for_every_backend(measure: Measure) -> None:
+    rows = measure("honest", "honest_too", B=10**9, Ld=10**4, d=10**3).rows
+    assert [row.status for row in rows] == ["oom", "oom"]
+    assert all("do not fit" in (row.error or "") for row in rows)
+
+
+def test_five_bad_cells(make_cell: Callable[..., Cell]) -> None:
+    """Out of memory, a segmentation fault, a hang, a kill, and one that works: statuses as told, one has numbers."""
+    names = ("out_of_memory", "segfault", "hangs", "killed", "honest")
+    executor = LocalExecutor(WorkerSetup(resolver="measured_backends:get", device="cpu"))
+    request = CellRequest(make_cell(), names, dict.fromkeys(names, "1"), "honest", QUICK, timeout_s=5.0)
+    try:
+        rows = by_name(executor.run(request))
+    finally:
+        executor.close()
+    assert [rows[name].status for name in names] == ["oom", "crash", "timeout", "crash", "ok"]
+    assert all(getattr(rows[name], field) is None for name in names[:4] for field in MEASURED)
+    assert rows["honest"].latency_ms is not None
+    assert "SIGSEGV" in (rows["segfault"].error or "")
+    assert "hangs alone" in (rows["hangs"].error or "")
+    assert "SIGKILL" in (rows["killed"].error or "")
+
+
+# On a GPU.
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", ["cold_l2", "warm_l2", "graph", "host"])
+def test_a_gpu_gives_times_memory_and_speedups(measure: Measure, policy: str) -> None:
+    rows = by_name(measure("honest", "honest_too", device="cuda", B=500, Lq=32, Ld=128, d=128, timing_policy=policy))
+    for row in rows.values():
+        assert row.status == "ok", row.error
+        assert row.peak_extra_bytes is not None
+        assert row.peak_extra_bytes >= 500 * 32 * 128 * 4  # it materialises the similarities
+        assert row.speedup is not None
+        assert 0.8 < row.speedup < 1.25
+        assert json.loads(row.extra or "")["timing_policy"] == policy
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [
+        ("stale", "stale answer"),
+        ("overwrites", "overwrites its inputs"),
+        ("casts_down", "cast of fp32 operands to a narrower type"),
+        ("skips_tail", "skips the tail"),
+        ("by_address", "on fresh inputs"),
+        ("overwrites_later", "overwrites its inputs while it is timed"),
+        ("other_stream", "another stream"),
+    ],
+)
+def test_a_dishonest_backend_on_a_gpu_is_caught(measure: Measure, backend: str, words: str) -> None:
+    rows = by_name(measure("honest", backend, device="cuda", B=2000, Lq=128, Ld=128, d=128))
+    refused(rows[backend], words)
+    assert rows["honest"].status == "ok"
+
+
+@pytest.mark.gpu
+def test_a_leak_is_an_error_and_the_worker_is_given_up(measure: Measure) -> None:
+    import measured_backends
+
+    result = measure("honest", "leaks", device="cuda", B=2000, Lq=32, Ld=128, d=128)
+    refused(by_name(result)["leaks"], "leaks", "error")
+    assert result.unhealthy is not None
+    measured_backends.LEAKED.clear()
+
+
+@pytest.mark.gpu
+def test_an_illegal_access_costs_its_backend_alone(make_cell: Callable[..., Cell]) -> None:
+    names = ("illegal_access", "honest")
+    executor = LocalExecutor(WorkerSetup(resolver="measured_backends:get", device="cuda"))
+    request = CellRequest(make_cell(gpu="any"), names, dict.fromkeys(names, "1"), "honest", QUICK)
+    try:
+        rows = by_name(executor.run(request))
+    finally:
+        executor.close()
+    assert [rows[name].status for name in names] == ["crash", "ok"]
+    assert "illegal memory access" in (rows["illegal_access"].error or "")
+
+
+@pytest.mark.gpu
+def test_a_cap_makes_a_cell_run_out_of_memory(measure: Measure) -> None:
+    axes = {"B": 2000, "Lq": 64, "Ld": 256, "d": 128, "device": "cuda"}
+    assert measure("honest", **axes).rows[0].status == "ok"
+    assert measure("honest", memory_cap=400_000_000, **axes).rows[0].status == "oom"
