@@ -16,7 +16,7 @@ whose missing rows are zeros, so that neither packing nor padding moves an addit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
@@ -175,6 +175,27 @@ _ADD_BLOCK = 256
 _GRID_LIMIT = (1 << 31) - 1  # programs along x
 
 
+def constants(plan: LaunchPlan, d: int, *, shared: bool, wide: bool) -> dict[str, Any]:
+    """Compile-time arguments of `score_kernel`: each combination is one compilation, and no length is among them."""
+    return {
+        "SHARED": shared,
+        "DIM": d,
+        "BLOCK_M": plan.block_m,
+        "BLOCK_N": plan.block_n,
+        "BLOCK_K": plan.block_k,
+        "GROUP": plan.group,
+        "LEVELS": plan.group.bit_length() - 1,
+        "WIDE": wide,
+        "PRECISION": plan.precision,
+        "SIMULATED": INTERPRETED,
+    }
+
+
+def _wide(d: TokenBatch, plan: LaunchPlan) -> bool:
+    """Whether offsets within one document need 64 bits."""
+    return (d.max_length + plan.block_n) * d.values.stride(0) >= 1 << 31
+
+
 def forward(
     q: TokenBatch, d: TokenBatch, *, pairing: Pairing, argmax_dtype: torch.dtype | None, plan: LaunchPlan
 ) -> tuple[Tensor, Tensor | None]:
@@ -200,10 +221,7 @@ def forward(
         q.values, q.starts, q.lengths, d.values, d.starts, d.lengths, parts, winners,
         q.values.stride(0), d.values.stride(0), q.pitch, d.pitch, q.values.shape[0], d.values.shape[0],
         q.max_length, d.max_length, q.count, K, slices, row_tiles, doc_programs,
-        SHARED=pairing == "all", DIM=q.d, BLOCK_M=plan.block_m, BLOCK_N=plan.block_n, BLOCK_K=plan.block_k,
-        GROUP=plan.group, LEVELS=plan.group.bit_length() - 1,
-        WIDE=(d.max_length + plan.block_n) * d.values.stride(0) >= 1 << 31,
-        PRECISION=plan.precision, SIMULATED=INTERPRETED,
+        **constants(plan, q.d, shared=pairing == "all", wide=_wide(d, plan)),
         num_warps=plan.num_warps, num_stages=plan.num_stages,
     )  # fmt: skip
     if slices > 1:

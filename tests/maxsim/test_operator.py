@@ -1,0 +1,99 @@
+"""The front door of the operator: dispatch, shapes of results, refusals, and what `explain` says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+import maxsim
+from maxsim import LaunchPlan
+
+Q, D = torch.randn(2, 5, 8), torch.randn(6, 7, 8)
+
+
+def test_results_have_the_shape_of_their_pairing():
+    assert maxsim.maxsim(Q, D).shape == (2, 6)
+    assert maxsim.maxsim(Q[0], D).shape == (6,)
+    assert maxsim.maxsim(Q[0], D[0]).shape == (1,)
+    assert maxsim.maxsim(Q, D, pairing="candidates").shape == (2, 3)
+    assert maxsim.maxsim(Q, D.view(2, 3, 7, 8), pairing="candidates").shape == (2, 3)
+    assert maxsim.maxsim(Q, D[:2], pairing="pairs").shape == (2,)
+    assert maxsim.maxsim(Q[0], D, q_cu_seqlens=torch.tensor([0, 5])).shape == (1, 6)
+    assert maxsim.maxsim(maxsim.tokens(Q[0]), maxsim.tokens(D)).shape == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"Q": Q.half()}, "D: dtype is torch.float32, of Q torch.float16"),
+        ({"Q": Q[..., :7]}, "D: embedding dimension is 8, of Q 7"),
+        ({"D": D.to("meta")}, "D: is on meta, Q on cpu"),
+        ({"pairing": "pairs"}, "D: 6 documents for 2 queries"),
+        ({"pairing": "each"}, "pairing: 'each' is not one of all, pairs, candidates"),
+        ({"precision": "fp16"}, "precision: 'fp16' is not one of ieee, tf32"),
+        ({"path": "cuda"}, "path: 'cuda' is not one of"),
+        ({"path": "hopper"}, 'path: "hopper" needs an NVIDIA GPU'),
+        ({"path": "portable"}, 'path: "portable" needs an NVIDIA GPU'),
+        ({"D": D.view(2, 3, 7, 8)}, 'needs pairing="candidates"'),
+        ({"D": D.view(3, 2, 7, 8), "pairing": "candidates"}, "D: candidates for 3 queries, but Q has 2"),
+        (
+            {"D": D.view(2, 3, 7, 8), "pairing": "candidates", "d_lengths": torch.ones(6, dtype=torch.int32)},
+            r"d_lengths: shape is \(6,\); expected \(2, 3\)",
+        ),
+        ({"q_lengths": torch.tensor([6, 1])}, "q_lengths: holds 6"),
+        ({"d_lengths": torch.tensor([1])}, "d_lengths: shape"),
+    ],
+)
+def test_a_bad_argument_is_named(options, message):
+    arguments = {"Q": Q, "D": D, **options}
+    with pytest.raises(ValueError, match=message):
+        maxsim.maxsim(arguments.pop("Q"), arguments.pop("D"), **arguments)
+
+
+def test_explain_gives_a_plan_that_can_be_printed_and_compared():
+    plan = maxsim.explain(Q, D)
+    assert plan == LaunchPlan("torch", why="no fused kernel for cpu")
+    assert str(plan) == "torch (no fused kernel for cpu)"
+    assert maxsim.explain(Q.double(), D.double()).kernel == "reference"
+    assert maxsim.explain(Q, D, path="reference").kernel == "reference"
+
+
+def test_argmax_says_which_token_won():
+    scores, won = maxsim.maxsim_argmax(Q, D)
+    similarity = torch.einsum("qid,bjd->qbij", Q, D)
+    assert torch.equal(won.long(), similarity.argmax(-1))
+    assert torch.equal(scores, maxsim.maxsim(Q, D))
+
+
+def test_a_single_query_has_no_batch_dimension_in_its_argmax_either():
+    scores, won = maxsim.maxsim_argmax(Q[0], D)
+    assert (scores.shape, won.shape) == ((6,), (6, 5))
+
+
+def test_gradients_reach_query_and_documents():
+    a, b = Q.clone().requires_grad_(), D.clone().requires_grad_()
+    maxsim.maxsim(a, b).sum().backward()
+    x, y = Q.clone().requires_grad_(), D.clone().requires_grad_()
+    torch.einsum("qid,bjd->qbij", x, y).max(-1).values.sum().backward()
+    torch.testing.assert_close(a.grad, x.grad)
+    torch.testing.assert_close(b.grad, y.grad)
+    with torch.no_grad():
+        assert not maxsim.maxsim(a, b).requires_grad
+
+
+def test_importing_and_scoring_on_a_cpu_needs_neither_a_gpu_nor_triton():
+    code = (
+        "import sys, torch, maxsim\n"
+        "maxsim.maxsim(torch.eye(2), torch.eye(2)[None])\n"
+        "assert 'triton' not in sys.modules, 'triton was imported'\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+
+
+def test_autocast_does_not_change_what_is_multiplied():
+    expected = maxsim.maxsim(Q, D)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(maxsim.maxsim(Q, D), expected)

@@ -1,0 +1,62 @@
+"""The two references agree with each other, with arithmetic by hand, and with the switches they promise to ignore."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from maxsim import reference
+from maxsim.tokens import tokens
+
+
+def batches(seed: int = 0):
+    g = torch.Generator().manual_seed(seed)
+    q = tokens(torch.randn(4, 5, 8, generator=g), lengths=torch.tensor([5, 0, 3, 1]))
+    d = tokens(torch.randn(8, 6, 8, generator=g), mask=torch.rand(8, 6, generator=g) > 0.4)
+    return q, d
+
+
+def test_float64_is_the_sum_of_maxima_written_out():
+    Q, D = [[1.0, 2.0], [0.0, 1.0]], [[3.0, 0.0], [0.0, 1.0], [1.0, 1.0]]
+    scores, argmax = reference.float64(tokens(torch.tensor([Q])), tokens(torch.tensor([D])))
+    similarity = [[sum(a * b for a, b in zip(i, j, strict=True)) for j in D] for i in Q]
+    assert scores.item() == sum(max(row) for row in similarity)
+    assert argmax.tolist() == [[[row.index(max(row)) for row in similarity]]]
+
+
+@pytest.mark.parametrize("pairing", ["all", "candidates", "pairs"])
+@pytest.mark.parametrize("block", [1, 31, 200, 1 << 24])
+def test_blocks_of_any_size_give_what_float64_gives(pairing, block, monkeypatch):
+    q, d = batches()
+    if pairing == "pairs":
+        d = d.select(torch.arange(4))
+    monkeypatch.setattr(reference, "BLOCK_ELEMENTS", block)
+    expected, winners = reference.float64(q, d, pairing=pairing)
+    scores, won = reference.blocked(q, d, pairing=pairing, argmax=True)
+    torch.testing.assert_close(scores.double(), expected, rtol=1e-5, atol=1e-5)
+    assert won is not None
+    assert torch.equal(won, winners)
+    assert torch.equal(reference.blocked_fp32(q, d, pairing=pairing), scores)
+
+
+def test_the_fp32_reference_ignores_global_switches_and_autocast_and_leaves_them_alone():
+    q, d = batches()
+    expected = reference.blocked_fp32(q, d)
+    before = torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(reference.blocked_fp32(q, d), expected)
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+        assert torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = before
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_operands_are_upcast_exactly(dtype):
+    g = torch.Generator().manual_seed(3)
+    Q, D = torch.randn(2, 7, 64, generator=g).to(dtype), torch.randn(5, 9, 64, generator=g).to(dtype)
+    scores = reference.blocked_fp32(tokens(Q), tokens(D))
+    assert torch.equal(scores, reference.blocked_fp32(tokens(Q.float()), tokens(D.float())))
