@@ -100,9 +100,7 @@ def maxsim_argmax(
     given = _given(Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens))
     check(given.q, given.d, pairing, precision, path)
     with torch.no_grad():
-        scored = fused.forward(given.q, given.d, pairing=pairing, precision=precision, argmax=True, path=path)
-        assert isinstance(scored, tuple)
-        scores, rows = scored
+        scores, rows = fused.forward(given.q, given.d, pairing=pairing, precision=precision, argmax=True, path=path)
         positions = _at_query_positions(_document_positions(rows, given.d, pairing), given.q, pairing)
     return (scores.squeeze(0), positions.squeeze(0)) if given.single else (scores, positions)
 

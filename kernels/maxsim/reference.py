@@ -78,7 +78,7 @@ def blocked(
                 D, d_valid = d.padded(offset + k, offset + k + count)
                 block, won = _block(Q.float(), q_valid, D.float(), d_valid, shared=pairing == "all", argmax=argmax)
                 scores[n:n_end, k:k_end] = block
-                if winners is not None:
+                if winners is not None and won is not None:
                     winners[n:n_end, k:k_end] = won
     return scores.view(shape), None if winners is None else winners.view(*shape, winners.shape[-1])
 
@@ -109,7 +109,8 @@ def matmul_precision(precision: str) -> Iterator[None]:
     Uses the per-backend switches of torch >= 2.9, which the older process-wide ones write through to. The switches are
     global: another thread that multiplies meanwhile sees them.
     """
-    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    cuda = torch.backends.cuda.matmul
+    cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces the module by an object
     before = cuda.fp32_precision, cpu.fp32_precision
     cuda.fp32_precision, cpu.fp32_precision = precision, "ieee"
     try:

@@ -6,7 +6,7 @@ Room: `fused`. May import: `maxsim.tokens`, `maxsim.reference`.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -20,6 +20,32 @@ Precision = Literal["ieee", "tf32"]
 Path = Literal["reference", "torch", "portable", "hopper"]
 PRECISIONS = ("ieee", "tf32")
 PATHS = ("reference", "torch", "portable", "hopper")
+
+
+@overload
+def forward(
+    q: TokenBatch,
+    d: TokenBatch,
+    *,
+    pairing: Pairing = ...,
+    precision: Precision = ...,
+    argmax: Literal[False] = ...,
+    path: Path | None = ...,
+    plan: LaunchPlan | None = ...,
+) -> Tensor: ...
+
+
+@overload
+def forward(
+    q: TokenBatch,
+    d: TokenBatch,
+    *,
+    pairing: Pairing = ...,
+    precision: Precision = ...,
+    argmax: Literal[True],
+    path: Path | None = ...,
+    plan: LaunchPlan | None = ...,
+) -> tuple[Tensor, Tensor]: ...
 
 
 def forward(

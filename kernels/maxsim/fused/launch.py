@@ -101,7 +101,7 @@ def plan(
 
     reason = hopper.supports(q, d, pairing=pairing, argmax=argmax, precision=precision)
     if reason is None:
-        return hopper.plan(q, d, pairing=pairing, argmax=argmax, ceiling=chosen.ceiling)
+        return hopper.make_plan(q, d, pairing=pairing, argmax=argmax, ceiling=chosen.ceiling)
     if path == "hopper":
         raise ValueError(f'path: "hopper" cannot run this: {reason}; use path=None or "portable"')
     return chosen
