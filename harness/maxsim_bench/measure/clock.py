@@ -15,6 +15,7 @@ Policy = Literal["cold_l2", "warm_l2", "graph", "host"]
 
 _DEFAULT_L2 = 64 << 20  # bytes, where the driver does not say; larger than the L2 of any card before Hopper
 _SPIN_LIMIT_MS = 60.0
+_OUTLASTS_MS = 1.0  # calls longer than this outlast the dispatch of the next one, so only the first needs a lead
 
 
 def seconds() -> float:
@@ -95,6 +96,7 @@ class EventMeter:
         self._flush = torch.empty(2 * size, dtype=torch.uint8, device="cuda") if cold else None
         self._events: list[Any] = []
         self._enqueue_ms = 0.1  # host time a call, refined by every block
+        self._device_ms = 0.0  # device time a call of the last block
         self._cycles_per_ms = self._calibrate()
         self.blocks = 0
         self.starved = 0
@@ -122,7 +124,7 @@ class EventMeter:
         pairs = self._event_pairs(len(calls))
         errors: list[Exception | None] = []
         lead = self._torch.cuda.Event()
-        self._torch.cuda._sleep(int(min(1.5 * self._enqueue_ms * len(calls), _SPIN_LIMIT_MS) * self._cycles_per_ms))
+        self._torch.cuda._sleep(int(self._lead_ms(len(calls)) * self._cycles_per_ms))
         lead.record()
         before, ran_dry = lead, False
         began = time.perf_counter_ns()
@@ -142,10 +144,19 @@ class EventMeter:
         self._torch.cuda.synchronize()
         self.blocks += 1
         self.starved += ran_dry
-        return [
+        samples = [
             Sample(start.elapsed_time(end) if error is None else float("nan"), error)
             for (start, end), error in zip(pairs, errors, strict=True)
         ]
+        timed = [sample.ms for sample in samples if sample.error is None]
+        self._device_ms = sum(timed) / len(timed) if timed else 0.0
+        return samples
+
+    def _lead_ms(self, count: int) -> float:
+        """How long to keep the stream busy before a block of `count` calls."""
+        if self._device_ms > _OUTLASTS_MS:
+            return 1.5 * _OUTLASTS_MS
+        return min(1.5 * self._enqueue_ms * count, _SPIN_LIMIT_MS)
 
 
 def l2_bytes() -> int | None:

@@ -13,6 +13,7 @@ from maxsim_bench.measure.nvml import energy_mj
 
 _SLACK_MS = 0.1  # two synchronisations and the first launch
 _MOST_CALLS = 5000
+_LONG_MS = 50.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class Sustained:
 
 
 def sustained(calls: Sequence[Callable[[], object]], seconds: float, energy_seconds: float = 0.0) -> Sustained:
-    """Run `calls` in rotation for about `seconds`, at least three calls, then wait for the device.
+    """Run `calls` in rotation for about `seconds`, at least three calls (one if it is long), then wait for the device.
 
     Where the card counts energy, bursts go on for at least `energy_seconds`.
     """
@@ -53,9 +54,11 @@ def sustained(calls: Sequence[Callable[[], object]], seconds: float, energy_seco
         torch.cuda.synchronize()
         return (time.perf_counter_ns() - began) / 1e6, (queued - began) / 1e6
 
-    one, _ = burst(1)
-    count = max(3, min(_MOST_CALLS, int(seconds * 1e3 / max(one, 1e-3))))
+    count = 1
     wall, queued = burst(count)
+    if wall < _LONG_MS:  # a longer call needs no company to outlast two synchronisations
+        count = max(3, min(_MOST_CALLS, int(seconds * 1e3 / max(wall, 1e-3))))
+        wall, queued = burst(count)
     joules = _joules(burst, wall / count, energy_seconds) if energy_seconds > 0 else None
     return Sustained(count, wall / count, queued / count, joules)
 

@@ -37,4 +37,9 @@ def device_lock(device_key: str, device_name: str, folder: Path | None = None) -
             stack.enter_context(hold(path, what=f"the lock of {device_name}"))
         except StoreError as error:
             raise DeviceBusyError(f"{device_name} is measured on by another run: {error}") from None
+        except PermissionError:
+            raise DeviceBusyError(
+                f"{device_name} was measured on by another user, whose lock {path.name} in the temporary folder cannot "
+                "be opened. If nobody measures now, have it removed, or point TMPDIR at a folder of your own."
+            ) from None
         yield

@@ -26,6 +26,9 @@ from maxsim_bench.run.process import WorkerDiedError
 from maxsim_bench.run.protocol import CellRequest, Hello, WorkerSetup, load
 from maxsim_bench.run.rows import failed_row
 
+# Ceilings measured by this process, by session and device: a command over several experiments measures them once.
+_MEASURED_CEILINGS: dict[tuple[str, str], dict[str, Any]] = {}
+
 _SIZES = ("Nq", "B", "Lq", "Ld", "d")  # axes along which a cell only grows
 
 
@@ -157,13 +160,20 @@ class _Sweep:
         stack.enter_context(device_lock(self.hello.device_key, self.hello.device_name, self.options.lock_folder))
         facts = dict(self.hello.environment)
         if self.options.with_ceilings:
+            facts["ceilings"] = self._ceilings(self.hello.device_key)
+        add_environments(self.store.path.parent, {self.hello.environment_id: facts})
+
+    def _ceilings(self, device_key: str) -> dict[str, Any] | str:
+        """Ceilings of the device, measured once a process; why there are none, where that took the worker's life."""
+        key = (self.options.session, device_key)
+        if key not in _MEASURED_CEILINGS:
             try:
-                self.record = self.executor.ceilings()
-                facts["ceilings"] = self.record
+                _MEASURED_CEILINGS[key] = self.executor.ceilings()
             except WorkerDiedError as died:
                 self.executor.close()  # the next cell starts a new worker, and does without
-                facts["ceilings"] = f"unknown: {died.row_error()}"
-        add_environments(self.store.path.parent, {self.hello.environment_id: facts})
+                return f"unknown: {died.row_error()}"
+        self.record = _MEASURED_CEILINGS[key]
+        return self.record
 
     def _cell(self, cell: Cell, versions: dict[str, str], resolve: Callable[[str], Backend]) -> list[Row]:
         """Rows of the backends of one cell that are not in the store yet; they are when this returns."""

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 
+from maxsim_bench.measure import ceilings
 from maxsim_bench.measure.ceilings import Ceilings, Offer, measure_ceilings, percent_of_ceiling
 from maxsim_bench.measure.datasheet import impossible, peak_of
 from maxsim_bench.measure.timer import TimingBudget
@@ -49,7 +50,10 @@ def test_ceilings_survive_a_file(processor: Ceilings) -> None:
     assert Ceilings.from_record(json.loads(json.dumps(processor.to_record()))) == processor
 
 
-def test_an_offer_raises_a_ceiling_and_a_broken_one_is_named() -> None:
+def test_an_offer_raises_a_ceiling_and_a_broken_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ceilings._MATRIX, "cpu", 64)
+    monkeypatch.setitem(ceilings._STREAM_BYTES, "cpu", 1 << 20)
+
     def broken() -> object:
         raise RuntimeError("no such tile")
 

@@ -149,6 +149,16 @@ def test_two_runs_on_one_device_are_kept_apart_by_a_lock_that_says_who_holds_it(
     assert run(make_experiment("a")).measured == {"ok": 3}
 
 
+def test_ceilings_are_measured_once_for_several_experiments(
+    run: Run, make_experiment: Callable[..., Experiment], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
+    monkeypatch.setenv("FAKE_DEVICE", "ceilings")
+    run(make_experiment("a"))
+    run(make_experiment("b"))
+    assert (tmp_path / "log").read_text().count("ceilings") == 1
+
+
 def test_two_runs_writing_one_store_are_refused(
     run: Run, store: Store, make_experiment: Callable[..., Experiment]
 ) -> None:
