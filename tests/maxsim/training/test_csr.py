@@ -1,0 +1,142 @@
+"""Gradient kernels: every path against float64 on every layout; the sort against a stable library sort."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import maxsim
+from maxsim.training import csr
+from maxsim.training.geometry import Geometry, geometry
+
+
+def normwise(x: torch.Tensor, expected: torch.Tensor) -> float:
+    return ((x.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+
+
+def test_every_path_gives_the_gradients_of_the_float64_reference_on_every_layout(backward, batches, expected):
+    q, d, pairing = batches
+    g = torch.randn(q.count if pairing == "pairs" else (q.count, d.count if pairing == "all" else d.count // q.count))
+    dq, dd = backward(q, d, g, pairing)
+    eq, ed = expected(q, d, g, pairing)
+    assert normwise(dq, eq) < 1e-6
+    assert normwise(dd, ed) < 1e-6
+    assert dq.shape == q.values.shape
+    assert dd.shape == d.values.shape
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_16_bit_gradients_are_the_fp32_sum_rounded_once(backward, make_batches, expected, dtype):
+    q, d, pairing = make_batches("lengths", dtype)
+    g = torch.randn(q.count, d.count)
+    eq, ed = expected(q, d, g, pairing)
+    for x, e in zip(backward(q, d, g, pairing), (eq, ed), strict=True):
+        assert x.dtype == dtype
+        ulp = torch.finfo(dtype).eps * e.abs().clamp_min(torch.finfo(dtype).smallest_normal)
+        assert ((x.double() - e).abs() <= ulp).all()
+
+
+def test_strided_and_expanded_upstream_gradients_give_the_same_bits_as_contiguous_ones(backward, make_batches):
+    q, d, _ = make_batches("dense")
+    g = torch.randn(d.count, q.count)
+    for strided in (g.T, torch.tensor(0.5).expand(q.count, d.count)):
+        for x, y in zip(backward(q, d, strided), backward(q, d, strided.contiguous()), strict=True):
+            assert torch.equal(x, y) if backward.deterministic else torch.allclose(x, y)
+
+
+def test_gradients_are_bit_identical_from_run_to_run(backward, make_batches):
+    if not backward.deterministic:
+        pytest.skip("atomics add in any order")
+    q, d, pairing = make_batches("one hub")
+    g = torch.randn(q.count, d.count)
+    first = backward(q, d, g, pairing)
+    for again in (backward(q, d, g, pairing) for _ in range(3)):
+        assert all(torch.equal(x, y) for x, y in zip(first, again, strict=True))
+
+
+def test_an_upstream_nan_does_not_reach_an_empty_document_or_query(backward, make_batches):
+    q, d, _ = make_batches("lengths")  # query 1 and document 1 are empty
+    g = torch.randn(q.count, d.count)
+    g[:, 1] = float("nan")
+    dq, dd = backward(q, d, g)
+    assert (dd.view(4, 72, -1)[1] == 0).all()
+    assert not dd.isnan().any()
+    assert not dq.isnan().any()
+    assert (dq.view(3, 6, -1)[1] == 0).all()
+
+
+def test_garbage_in_padding_reaches_no_gradient(backward, expected):
+    Q, D = torch.randn(2, 6, 16), torch.randn(3, 20, 16)
+    Q[:, 4:], D[:, 11:] = float("nan"), float("inf")
+    q = maxsim.tokens(Q, lengths=torch.tensor([4, 2]))
+    d = maxsim.tokens(D, lengths=torch.tensor([11, 5, 0]))
+    Q[1, 2:] = float("nan")
+    g = torch.randn(2, 3)
+    dq, dd = backward(q, d, g)
+    assert dq.isfinite().all()
+    assert dd.isfinite().all()
+    assert (dq.view(2, 6, 16)[:, 4:] == 0).all()
+    assert (dd.view(3, 20, 16)[:, 11:] == 0).all()
+
+
+def test_no_queries_no_documents_and_no_tokens_give_zeros(backward):
+    for Nq, B, Lq, Ld in ((0, 3, 2, 2), (2, 0, 2, 2), (2, 3, 0, 2), (2, 3, 2, 0)):
+        q, d = maxsim.tokens(torch.randn(Nq, Lq, 4)), maxsim.tokens(torch.randn(B, Ld, 4))
+        won = torch.full((Nq, B, Lq), -1, dtype=torch.int16)
+        dq, dd = backward(q, d, torch.randn(Nq, B), won=won)
+        assert dq.shape == q.values.shape
+        assert not dq.any()
+        assert dd.shape == d.values.shape
+        assert not dd.any()
+
+
+@pytest.mark.parametrize(("Nq", "Lq", "Ld"), [(1, 1, 1), (5, 20, 33), (70, 32, 100), (3, 600, 40)])
+def test_the_sort_is_the_stable_library_sort(poisoned_interpreter, Nq, Lq, Ld):
+    B = 3
+    q, d = maxsim.tokens(torch.empty(Nq, Lq, 4)), maxsim.tokens(torch.empty(B, Ld, 4))
+    geo = geometry(q, d, "all")
+    won = torch.randint(-1, Ld, (Nq, B, Lq), dtype=torch.int16)
+    won[:, 1] = 0  # a document with one winner
+    won[:, 2] = -1  # an empty one
+    order, begin = poisoned_interpreter.submit(csr.build, d, won, geo).result(timeout=240)
+    bits = csr.log_tokens_of(geo)
+    number = (torch.arange(Nq)[:, None] << bits) + torch.arange(Lq)
+    for m in range(B):
+        winners = won[:, m].flatten().long()
+        valid = winners >= 0
+        sort = torch.sort(winners[valid], stable=True)
+        stored = order[m, : valid.sum()].long() & (0xFFFF if order.dtype == torch.int16 else -1)
+        assert torch.equal(stored, number.flatten()[valid][sort.indices])
+        assert torch.equal(begin[m].long(), torch.searchsorted(sort.values, torch.arange(Ld + 1)))
+
+
+def test_a_document_with_more_than_65536_entries_is_numbered_in_32_bits(poisoned_interpreter, expected):
+    Nq, Lq = 130, 512
+    q, d = maxsim.tokens(torch.randn(Nq, Lq, 1)), maxsim.tokens(torch.randn(1, 3, 1))
+    geo = geometry(q, d, "all")
+    won = torch.randint(0, 3, (Nq, 1, Lq), dtype=torch.int16)
+    order, begin = poisoned_interpreter.submit(csr.build, d, won, geo).result(timeout=240)
+    assert order.dtype == torch.int32
+    assert begin[0, -1] == Nq * Lq
+    assert torch.equal(won.flatten()[order[0].long()], won.flatten().sort(stable=True).values)
+
+
+def test_more_entries_than_31_bits_number_are_refused_with_the_path_to_use():
+    winner = torch.empty(0, dtype=torch.int16)
+    with pytest.raises(ValueError, match="use backward='onehot'"):
+        csr._csr_buffers(winner, Geometry(shared=True, Nq=1 << 20, K=1, Lq=4096, Ld=5))
+
+
+@pytest.mark.gpu
+def test_rows_beyond_2_31_elements_get_their_gradient():
+    Q = torch.nn.functional.normalize(torch.randn(2, 8, 128, device="cuda"), dim=-1).half()
+    D = torch.zeros(60_000, 300, 128, device="cuda", dtype=torch.float16)
+    D[-1, 299] = 2 * Q[0, 0]
+    q, d = maxsim.tokens(Q), maxsim.tokens(D)
+    won = torch.full((2, 60_000, 8), 299, dtype=torch.int16, device="cuda")
+    g = torch.zeros(2, 60_000, device="cuda")
+    g[:, -1] = 1.0
+    dq, dd = csr.csr(q, d, won, g, geometry(q, d, "all"), query=True, document=True)
+    assert torch.equal(dq, D[-1, 299].expand(16, 128))
+    assert torch.allclose(dd[-1].float(), Q.float().sum((0, 1)), atol=2e-3)
+    assert not dd[:-1].any()
