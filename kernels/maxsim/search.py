@@ -384,8 +384,9 @@ class _Slot:
     def _copy(self, part: Tensor, place: _Place) -> Tensor:
         assert self.there is not None
         target = place.view(self.there)
-        if part.is_pinned() and part.is_contiguous() and target.shape == part.shape:
-            target.copy_(part, non_blocking=True)
+        whole = _widened(part, place.shape)
+        if whole is not None and whole.is_pinned():
+            target.copy_(whole, non_blocking=True)
             return target
         if self.host.shape[0] < self.there.shape[0]:
             self.host = torch.empty(self.there.shape[0], dtype=torch.uint8, pin_memory=True)
@@ -396,6 +397,15 @@ class _Slot:
             staged.copy_(part)
         target.copy_(staged, non_blocking=True)
         return target
+
+
+def _widened(part: Tensor, shape: tuple[int, ...]) -> Tensor | None:
+    """`part` with the padding of its rows, so that it is one run of memory of `shape`; None if it is not stored so."""
+    if part.ndim == 2 and part.shape[1] < shape[1] == part.stride(0) and part.shape[0] > 0:
+        end = part.storage_offset() + part.shape[0] * shape[1]
+        if end * part.element_size() <= part.untyped_storage().nbytes():
+            return part.as_strided(shape, (shape[1], 1))
+    return part if part.is_contiguous() and tuple(part.shape) == shape else None
 
 
 @dataclass(frozen=True)

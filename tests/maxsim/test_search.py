@@ -46,9 +46,9 @@ def halves(batch: TokenBatch) -> list[TokenBatch]:
     return [batch.select(torch.arange(0, 25)), batch.select(torch.arange(25, N))]
 
 
-@pytest.mark.parametrize("layout", ("masked", "packed"))
-@pytest.mark.parametrize("block_bytes", (1, 700, 5000, 1 << 28))
-@pytest.mark.parametrize("k", (1, 7, N))
+@pytest.mark.parametrize("layout", ["masked", "packed"])
+@pytest.mark.parametrize("block_bytes", [1, 700, 5000, 1 << 28])
+@pytest.mark.parametrize("k", [1, 7, N])
 def test_any_cut_of_the_corpus_gives_the_brute_force_answer(layout, block_bytes, k):
     scores, numbers = search(Q, documents(layout), k, block_bytes=block_bytes)
     want = brute_force(maxsim(Q, documents(layout)), k)
@@ -57,7 +57,7 @@ def test_any_cut_of_the_corpus_gives_the_brute_force_answer(layout, block_bytes,
     assert numbers.dtype == torch.int64
 
 
-@pytest.mark.parametrize("kind", (list, iter))
+@pytest.mark.parametrize("kind", [list, iter])
 def test_shards_and_iterators_count_documents_through(kind):
     scores, numbers = search(Q, kind(halves(documents("packed"))), 9, block_bytes=2000)
     want = brute_force(maxsim(Q, documents("packed")), 9)
@@ -96,7 +96,7 @@ def test_an_empty_document_is_a_result_and_comes_before_none():
     assert scores[0, 1] == -torch.inf
 
 
-@pytest.mark.parametrize("corpus", ([], iter(()), tokens(D[:0])))
+@pytest.mark.parametrize("corpus", [[], iter(()), tokens(D[:0])])
 def test_an_empty_corpus_has_no_results(corpus):
     scores, numbers = search(Q, corpus, 2)
     assert (numbers == -1).all()
@@ -112,7 +112,7 @@ def test_a_query_of_two_dimensions_is_one_query():
     assert torch.equal(search(Q[2], documents("masked"), 4)[1], search(Q, documents("masked"), 4)[1][2:3])
 
 
-@pytest.mark.parametrize("k", (1, 60))
+@pytest.mark.parametrize("k", [1, 60])
 def test_a_nan_score_is_an_error_that_names_query_and_document(k):
     X = D.clone()
     X[44, 0] = torch.nan
@@ -120,8 +120,8 @@ def test_a_nan_score_is_an_error_that_names_query_and_document(k):
         search(Q, tokens(X, lengths=LENGTHS.clamp_min(1)), k, block_bytes=900)
 
 
-@pytest.mark.parametrize("per", ("token", "document"))
-@pytest.mark.parametrize("quantise", (quantize_int8, quantize_fp8))
+@pytest.mark.parametrize("per", ["token", "document"])
+@pytest.mark.parametrize("quantise", [quantize_int8, quantize_fp8])
 def test_quantised_documents_rank_as_their_scores(per, quantise):
     corpus = quantise(documents("packed"), per)
     for block_bytes in (300, 1 << 28):
@@ -160,8 +160,8 @@ def test_an_index_is_searched_like_the_documents_it_was_made_of(folders):
     assert torch.equal(numbers, want[1])
 
 
-@pytest.mark.parametrize("kind", ("index", "batch"))
-@pytest.mark.parametrize("k", (3, 10, 100))
+@pytest.mark.parametrize("kind", ["index", "batch"])
+@pytest.mark.parametrize("k", [3, 10, 100])
 def test_rescoring_gives_the_exact_answer(folders, kind, k):
     exact = tokens(D.half(), lengths=LENGTHS)
     scores, numbers = search(Q.half(), folders[0], k, rescore=True, originals=folders[1] if kind == "index" else exact)
@@ -181,7 +181,7 @@ def test_an_original_with_a_nan_is_an_error_even_if_its_codes_were_fine():
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    (
+    [
         (lambda: search(Q, documents("masked"), 0), "k = 0"),
         (lambda: search(Q.double(), documents("masked"), 1), "float64"),
         (lambda: search(Q, D, 1), "corpus is a tensor"),
@@ -192,7 +192,7 @@ def test_an_original_with_a_nan_is_an_error_even_if_its_codes_were_fine():
             lambda: search(Q, quantize_int8(D), 1, rescore=True, originals=tokens(D[:9])),
             "9 documents, but the corpus has 60",
         ),
-    ),
+    ],
 )
 def test_arguments_that_do_not_fit_are_refused_by_name(call: Callable[[], object], message):
     with pytest.raises(ValueError, match=message):
@@ -205,8 +205,8 @@ def test_an_index_that_is_quantised_cannot_rescore(folders):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("pinned", (True, False))
-@pytest.mark.parametrize("quantised", (True, False))
+@pytest.mark.parametrize("pinned", [True, False])
+@pytest.mark.parametrize("quantised", [True, False])
 def test_a_corpus_in_host_memory_is_streamed_to_the_same_answer(pinned, quantised):
     generator = torch.Generator().manual_seed(3)
     X = torch.nn.functional.normalize(torch.randn(5000, 40, 64, generator=generator), dim=-1).half()

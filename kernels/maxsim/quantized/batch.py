@@ -84,6 +84,14 @@ class QuantizedTokens:
             move(self.codes, device, non_blocking), self.scales.to(device, non_blocking=non_blocking), self.kind
         )
 
+    def pin_memory(self) -> QuantizedTokens:
+        """A copy in pinned host memory, from which `maxsim.search` copies to the device without a stop in between."""
+        values = self.codes.values
+        wide = torch.empty((values.shape[0], values.stride(0)), dtype=values.dtype, pin_memory=True)
+        wide.zero_()
+        wide[:, : self.d] = values
+        return replace(self, codes=replace(self.codes, values=wide[:, : self.d]), scales=self.scales.pin_memory())
+
 
 def owned_rows(batch: TokenBatch) -> tuple[Tensor, Tensor]:
     """Row index and owning sequence of every valid token, both int64 [number of valid tokens], in sequence order."""

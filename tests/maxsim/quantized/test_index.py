@@ -60,7 +60,7 @@ def test_what_is_written_is_read_back(tmp_path, quantiser):
     assert n == 7
 
 
-@pytest.mark.parametrize("quantiser", ("int8_per_token", "int8_per_document", "fp8_per_token"))
+@pytest.mark.parametrize("quantiser", ["int8_per_token", "int8_per_document", "fp8_per_token"])
 def test_a_corpus_of_passages_takes_at_most_52_percent_of_fp16(tmp_path, quantiser):
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(300, 60, 128, generator=generator).half()
@@ -101,11 +101,11 @@ def test_a_shard_cut_while_it_was_written_is_written_again(tmp_path):
 
 @pytest.mark.parametrize(
     ("encoder", "quantiser", "step", "message"),
-    (
+    [
         ("another", "int8_per_token", 3, "encoder is 'e', not 'another'"),
         ("e", "int8_per_document", 3, "quantiser is 'int8_per_token'"),
         ("e", "int8_per_token", 2, "shard-00000.safetensors: holds other documents"),
-    ),
+    ],
 )
 def test_resuming_with_other_settings_or_documents_is_refused(tmp_path, encoder, quantiser, step, message):
     def interrupted():
@@ -123,7 +123,7 @@ def test_a_finished_index_is_not_written_over(folder):
         write_index(folder, blocks(), encoder="an encoder")
 
 
-@pytest.mark.parametrize("keep", (0.0, 0.5, 0.999))
+@pytest.mark.parametrize("keep", [0.0, 0.5, 0.999])
 def test_a_truncated_shard_is_refused_by_name(folder, keep):
     file = folder / "shard-00001.safetensors"
     data = file.read_bytes()
@@ -132,7 +132,7 @@ def test_a_truncated_shard_is_refused_by_name(folder, keep):
         open_index(folder, verify=False)
 
 
-@pytest.mark.parametrize("where", (2, 0.5, -1))
+@pytest.mark.parametrize("where", [2, 0.5, -1])
 def test_a_changed_byte_anywhere_in_a_shard_is_refused_by_name(folder, where):
     file = folder / "shard-00002.safetensors"
     data = bytearray(file.read_bytes())
@@ -156,12 +156,12 @@ def test_a_missing_shard_and_a_swapped_one_are_refused_by_name(folder):
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    (
+    [
         ("{", "not JSON"),
         ("[]", "not a maxsim-index"),
         ('{"format": "maxsim-index", "version": 99}', "version 1"),
         ('{"format": "maxsim-index", "version": 1, "shards": []}', "missing or unknown"),
-    ),
+    ],
 )
 def test_a_manifest_of_another_kind_is_refused_by_name(folder, text, message):
     (folder / MANIFEST).write_text(text)
@@ -176,12 +176,12 @@ def test_a_folder_without_a_manifest_is_not_an_index(tmp_path):
 
 @pytest.mark.parametrize(
     ("block", "message"),
-    (
+    [
         ((["a"], torch.ones(2, 3, 4)), "1 ids for 2 documents"),
         (([1, 2], torch.ones(2, 3, 4)), "id 1 is not a string"),
         ((["a", "a"], torch.ones(2, 3, 4)), "id 'a' occurs twice"),
         ((["a", "b"], torch.full((2, 3, 4), torch.nan)), "NaN"),
-    ),
+    ],
 )
 def test_a_block_that_cannot_be_written_is_refused(tmp_path, block, message):
     with pytest.raises(ValueError, match=message):

@@ -10,7 +10,7 @@ from maxsim.quantized import QuantizedTokens, quantize_fp8, quantize_int8, quant
 from maxsim.quantized.batch import owned_rows
 from maxsim.quantized.quantizers import scale_of
 
-PER = pytest.mark.parametrize("per", ("token", "document"))
+PER = pytest.mark.parametrize("per", ["token", "document"])
 
 
 def unit(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -38,7 +38,7 @@ def test_the_largest_magnitudes_become_127_and_never_wrap(per):
     assert q.codes.values[0].tolist() == [-1, 1, 127, -127]
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.bfloat16, torch.float32, torch.float64))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @PER
 def test_codes_stay_within_127_on_random_input_of_every_dtype(dtype, per):
     q = quantize_int8((unit(4, 50, 33) * 3).to(dtype), per)
@@ -46,7 +46,7 @@ def test_codes_stay_within_127_on_random_input_of_every_dtype(dtype, per):
 
 
 @PER
-@pytest.mark.parametrize("factor", (1.0, 1e-6, 1e-20, 1e20))
+@pytest.mark.parametrize("factor", [1.0, 1e-6, 1e-20, 1e20])
 def test_every_element_is_within_half_a_step_whatever_the_norm(per, factor):
     x = unit(5, 40, 64) * factor
     q = quantize_int8(x, per)
@@ -68,7 +68,7 @@ def test_masked_tokens_do_not_take_part_whatever_they_hold(per):
         assert torch.equal(q.scales, clean.scales)
 
 
-@pytest.mark.parametrize("bad", (torch.nan, torch.inf, -torch.inf, 1e31))
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 1e31])
 @PER
 def test_a_token_that_cannot_be_quantised_is_refused_with_its_place(per, bad):
     x = unit(3, 6, 16)
@@ -79,7 +79,7 @@ def test_a_token_that_cannot_be_quantised_is_refused_with_its_place(per, bad):
 
 
 @PER
-@pytest.mark.parametrize("quantise", (quantize_int8, quantize_fp8))
+@pytest.mark.parametrize("quantise", [quantize_int8, quantize_fp8])
 def test_packed_dense_and_masked_documents_have_the_same_codes(per, quantise):
     x, lengths = unit(3, 7, 24), torch.tensor([7, 0, 4])
     packed = torch.cat([x[n, :length] for n, length in enumerate(lengths)])
@@ -145,19 +145,19 @@ def test_selected_documents_carry_their_scales(per):
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    (
+    [
         (lambda: quantize_int8(unit(2, 3, 4), "row"), "per = 'row'"),
         (lambda: quantize_int8(tokens(unit(2, 3, 4)), lengths=torch.tensor([1, 2])), "TokenBatch"),
         (lambda: QuantizedTokens(tokens(unit(2, 3, 4)), torch.ones(2), "token"), "one fp32 scale a token"),
         (lambda: quantize_int8(quantize_int8(unit(2, 3, 4)).codes), "torch.int8"),
-    ),
+    ],
 )
 def test_wrong_arguments_are_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call()
 
 
-@pytest.mark.parametrize("shape", ((0, 5, 8), (3, 0, 8), (1, 1, 1)))
+@pytest.mark.parametrize("shape", [(0, 5, 8), (3, 0, 8), (1, 1, 1)])
 @PER
 def test_empty_batches_and_empty_documents_quantise(shape, per):
     q = quantize_int8(torch.ones(shape), per)

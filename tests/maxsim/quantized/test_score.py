@@ -1,4 +1,4 @@
-"""Quantised scoring: every path returns the bits of the integer definition, and stays within the bound of the exact score."""
+"""Quantised scoring: every path returns the bits of the integer definition, within the bound of the exact score."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maxsim.quantized import QuantizedTokens, quantize_fp8, quantize_int8, score
 from maxsim.quantized.integer import score_integer
 from maxsim.tokens import TokenBatch
 
-PER = pytest.mark.parametrize("per", ("token", "document"))
+PER = pytest.mark.parametrize("per", ["token", "document"])
 Score = Callable[[QuantizedTokens | TokenBatch, QuantizedTokens], Tensor]
 
 
@@ -66,9 +66,9 @@ def scores(request: pytest.FixtureRequest) -> Score:
 
 
 @PER
-@pytest.mark.parametrize("layout", ("dense", "masked", "packed"))
+@pytest.mark.parametrize("layout", ["dense", "masked", "packed"])
 @pytest.mark.parametrize(
-    ("Nq", "Lq", "B", "Ld", "d"), ((1, 32, 3, 70, 128), (3, 20, 4, 33, 17), (2, 150, 2, 9, 40), (5, 1, 2, 1, 1))
+    ("Nq", "Lq", "B", "Ld", "d"), [(1, 32, 3, 70, 128), (3, 20, 4, 33, 17), (2, 150, 2, 9, 40), (5, 1, 2, 1, 1)]
 )
 def test_every_path_gives_the_bits_of_the_definition(scores, per, layout, Nq, Lq, B, Ld, d):
     D, lengths = unit(B, Ld, d, seed=1), torch.arange(B) * Ld // max(1, B - 1)
@@ -94,7 +94,7 @@ def test_queries_of_different_lengths_and_an_empty_one_score_like_alone(scores):
 
 
 def test_a_token_scale_changes_which_token_wins(scores):
-    """Codes (127, 0) at scale 1/127 against (127, 127) at a hundredth of it: the larger code is the smaller similarity."""
+    """Code 64 at scale 1/127 beats code 127 at a hundredth of it: the larger code is the smaller similarity."""
     d = quantize_int8(torch.tensor([[[1.0, 0.5], [0.01, 0.01]]]))
     assert d.codes.values.tolist() == [[127, 64], [127, 127]]
     q = quantize_int8(torch.tensor([[0.0, 1.0]]))
@@ -113,7 +113,7 @@ def test_2048_products_of_127_and_127_accumulate_exactly(scores):
     assert scores(codes(ones(1)), codes(ones(3))).item() == 33032192
 
 
-@pytest.mark.parametrize("d", (128, 256, 260))
+@pytest.mark.parametrize("d", [128, 256, 260])
 def test_the_largest_accumulators_of_both_signs_are_exact(scores, d):
     D = torch.ones(3, 5, d)
     D[1] = -1
@@ -136,7 +136,7 @@ def test_padding_cannot_win_where_every_similarity_is_negative(scores):
 
 
 @PER
-@pytest.mark.parametrize("factor", (1.0, 1e-6, 1e-20))
+@pytest.mark.parametrize("factor", [1.0, 1e-6, 1e-20])
 def test_the_error_of_every_document_is_within_the_bound(scores, per, factor):
     """|score - exact| ≤ Σ_i max_j (|q_i|₁ · s_j / 2 + |d̂_j|₁ · s_i / 2): a maximum moves no more than its terms."""
     Q, D = unit(2, 7, 48), unit(6, 20, 48, seed=1) * factor
@@ -154,11 +154,13 @@ def test_the_error_of_every_document_is_within_the_bound(scores, per, factor):
     assert ((mixed - exact).abs() <= half * 1.0001).all()
 
 
-@pytest.mark.parametrize("dtype", (torch.float16, torch.float32))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @PER
 def test_a_query_as_it_is_meets_the_dequantised_documents(scores, dtype, per):
     Q, d = unit(3, 10, 40).to(dtype), quantize_int8(unit(4, 50, 40, seed=1), per, lengths=torch.tensor([50, 0, 1, 33]))
-    want = reference.float64(tokens(Q.double()), TokenBatch(**{**vars(d.codes), "values": d.dequantize().values.double()}))
+    want = reference.float64(
+        tokens(Q.double()), TokenBatch(**{**vars(d.codes), "values": d.dequantize().values.double()})
+    )
     torch.testing.assert_close(scores(tokens(Q), d).double(), want[0], rtol=1e-5, atol=1e-6)
 
 
@@ -173,7 +175,9 @@ def test_a_nan_in_a_query_as_it_is_makes_its_scores_nan(scores):
 @PER
 def test_fp8_scores_are_those_of_its_codes(scores, per):
     q, d = quantize_fp8(unit(2, 10, 40)), quantize_fp8(unit(3, 30, 40, seed=1), per)
-    want = reference.float64(*(TokenBatch(**{**vars(x.codes), "values": x.dequantize().values.double()}) for x in (q, d)))
+    want = reference.float64(
+        *(TokenBatch(**{**vars(x.codes), "values": x.dequantize().values.double()}) for x in (q, d))
+    )
     torch.testing.assert_close(scores(q, d).double(), want[0], rtol=2e-3, atol=1e-4)
 
 
@@ -183,7 +187,7 @@ def test_selected_documents_score_like_the_documents_they_are(scores):
     assert torch.equal(scores(q, d.select(index)), score_integer(q, d)[:, index])
 
 
-@pytest.mark.parametrize(("Nq", "B"), ((0, 3), (2, 0)))
+@pytest.mark.parametrize(("Nq", "B"), [(0, 3), (2, 0)])
 def test_no_queries_or_no_documents_give_an_empty_result(scores, Nq, B):
     assert scores(quantize_int8(unit(Nq, 4, 8)), quantize_int8(unit(B, 5, 8))).shape == (Nq, B)
 
@@ -195,14 +199,14 @@ def test_documents_without_a_single_token_score_minus_infinity(scores):
 
 @pytest.mark.parametrize(
     ("call", "message"),
-    (
+    [
         (lambda q, d: score(q, quantize_int8(unit(1, 2, 9))), "d = 8, documents d = 9"),
         (lambda q, d: score(q, quantize_fp8(unit(1, 2, 8))), "quantise both alike"),
         (lambda q, d: score(tokens(unit(1, 2, 8)), quantize_fp8(unit(1, 2, 8))), "INT8 documents only"),
         (lambda q, d: score(q, tokens(unit(1, 2, 8))), "quantise them first"),
         (lambda q, d: score(q, d, path="fast"), "path = 'fast'"),
         (lambda q, d: score(q, d, path="hopper"), "operands are on cpu"),
-    ),
+    ],
 )
 def test_operands_that_do_not_belong_together_are_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):

@@ -1,0 +1,76 @@
+"""`maxsim.search` over a corpus in host memory: as given, quantised, and quantised with exact rescoring.
+
+Room: `backends`. May import: declare, `maxsim`. For op "search" `inputs.Q` lies on the device that scores and
+`inputs.D` in host memory (pinned, where the copy is to be what binds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from maxsim_bench.backends.base import Inputs
+from maxsim_bench.backends.fused import token_batches
+from maxsim_bench.backends.identity import source_hash
+from maxsim_bench.backends.int8_ours import INT8_PER_TOKEN
+from maxsim_bench.backends.tolerances import FP32_ACCUMULATE
+from maxsim_bench.declare.cell import Cell
+
+
+@dataclass(frozen=True)
+class Search:
+    """Top-k by `maxsim.search`; the result is (scores [Nq, k], document numbers [Nq, k]).
+
+    Attributes:
+        quantiser: of the corpus; None searches the embeddings as given.
+        rescore: score the best k · 10 of the quantised scan again, exactly.
+    """
+
+    name: str
+    quantiser: str | None = None
+    rescore: bool = False
+    exact: bool = True
+    install: str | None = None
+
+    def version(self) -> str:
+        return source_hash("tokens.py", "operator.py", "fused", "quantized", "search.py")
+
+    def supports(self, cell: Cell, device: str) -> str | None:
+        if cell.op != "search":
+            return "finds the best documents; scoring all of them is another backend"
+        if cell.k is None:
+            return "needs k, the number of results"
+        if cell.quantiser not in (None, self.quantiser):
+            return f"searches {self.quantiser or 'embeddings as given'}, the cell asks for {cell.quantiser}"
+        if cell.pairing not in (None, "all"):
+            return "searches one corpus for all queries"
+        return None
+
+    def tolerance(self, cell: Cell) -> float:
+        return FP32_ACCUMULATE if self.quantiser is None or self.rescore else INT8_PER_TOKEN
+
+    def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
+        from maxsim import TokenBatch
+        from maxsim.quantized import quantize_int8
+        from maxsim.search import search
+
+        assert cell.k is not None
+        k = cell.k
+        q, d = token_batches(inputs)
+        assert isinstance(q, TokenBatch)
+        assert isinstance(d, TokenBatch)
+        if self.quantiser is None:
+            return lambda: search(q, d, k)
+        corpus = quantize_int8(d, "token" if self.quantiser.endswith("token") else "document")
+        if d.device.type == "cpu" and q.device.type == "cuda":
+            corpus = corpus.pin_memory()
+        if self.rescore:
+            return lambda: search(q, corpus, k, rescore=True, originals=d)
+        return lambda: search(q, corpus, k)
+
+
+BACKENDS = [
+    Search("search"),
+    Search("search_int8", quantiser="int8_per_token", exact=False),
+    Search("search_int8_rescored", quantiser="int8_per_token", rescore=True),
+]

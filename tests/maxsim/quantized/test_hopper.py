@@ -1,0 +1,144 @@
+"""The Hopper kernel without a GPU: it compiles for sm_90 within its budget, to the instructions it was written for."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon._runtime import GluonASTSource
+
+from maxsim.quantized import hopper, quantize_int8
+from maxsim.quantized.hopper import EPILOGUES, HopperShape, launch_shape, programs, unsupported
+
+pytestmark = pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") == "1", reason="Gluon is compiled, it cannot run in the interpreter"
+)
+SHARED_BYTES = 227 * 1024
+REGISTERS = {1: 255, 2: 168}  # of the launch; consumers of two warpgroups then take 240 and the loader 24
+TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+
+SHAPES = {
+    "one long query": launch_shape(1024, 128),
+    "128 rows": launch_shape(128, 128),
+    "one short query": launch_shape(32, 128),
+    "d = 384": launch_shape(1024, 384),
+    "d = 2048": launch_shape(1024, 2048),
+    "d = 20": launch_shape(1024, 20),
+}
+
+
+@cache
+def compiled(epilogue: str, shape: HopperShape, group: int, ragged: bool, folder: str) -> tuple[int, str, Counter[str]]:
+    """Shared bytes, resource line and instruction counts of one variant."""
+    element, name = (gl.float8e4nv, "fp8e4nv") if epilogue.startswith("fp8") else (gl.int8, "i8")
+    constants = dict(
+        vars(shape),
+        G=group,
+        MODE=EPILOGUES[epilogue],
+        HAS_STARTS=ragged,
+        HAS_LENGTHS=ragged,
+        R1=240,
+        R2=24,
+        num_warps=4,
+    )
+    query, document = (gl.NVMMASharedLayout.get_default_for([n, shape.BK], element) for n in (shape.BM, shape.BN))
+    types = {
+        "q_desc": f"tensordesc<{name}[{shape.BM}, {shape.BK}],{query!r}>",
+        "d_desc": f"tensordesc<{name}[{shape.BN}, {shape.BK}],{document!r}>",
+        "s_desc": f"tensordesc<fp32[{shape.BN}],{hopper._scale_layout()!r}>",
+        "out_ptr": "*fp32",
+        "qs_ptr": "*fp32",
+        "ds_ptr": "*fp32",
+        "start_ptr": "*i64",
+        "len_ptr": "*i32",
+    }
+    kernel = hopper.maxsim_quantized
+    signature = {a: types.get(a, "constexpr" if a in constants else "i32") for a in kernel.arg_names}
+    places = {(kernel.arg_names.index(k),): v for k, v in constants.items()}
+    source = GluonASTSource(kernel, signature, places, {})
+    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    file = Path(folder) / f"{epilogue}.cubin"
+    file.write_bytes(binary.asm["cubin"])
+    usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file], capture_output=True, text=True, check=True).stdout
+    sass = subprocess.run([TOOLS / "nvdisasm", "-c", file], capture_output=True, text=True, check=True).stdout
+    found = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_]+)", sass, re.MULTILINE)
+    return binary.metadata.shared, usage, Counter(found)
+
+
+VARIANTS = [(name, epilogue, True) for name in SHAPES for epilogue in ("document", "token")]
+VARIANTS += [("one long query", epilogue, False) for epilogue in EPILOGUES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "epilogue", "ragged"), VARIANTS)
+def test_every_variant_compiles_within_registers_and_shared_memory_without_spills(name, epilogue, ragged, tmp_path):
+    shape = SHAPES[name]
+    if epilogue == "token" and shape.BK * shape.KC > 260:
+        epilogue = "token_any"  # exponent arithmetic is used up to d = 260
+    group = 32 if name == "one short query" else shape.BM
+    shared, usage, _ = compiled(epilogue, shape, group, ragged, str(tmp_path))
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    assert registers <= REGISTERS[shape.NC]
+    assert stack == 0
+    assert shared <= SHARED_BYTES
+
+
+def test_one_scale_a_document_runs_the_maximum_in_threes_on_integers(tmp_path):
+    _, _, found = compiled("document", SHAPES["one long query"], 128, False, str(tmp_path))
+    assert found["VIMNMX3"] >= 2 * 50  # a thread of either consumer folds 128 accumulators of a full tile
+    assert found["I2FP"] < 20
+    assert found["FMNMX"] == 0
+
+
+def test_a_scale_a_token_is_one_fused_multiply_add_an_accumulator(tmp_path):
+    _, _, found = compiled("token", SHAPES["one long query"], 128, False, str(tmp_path))
+    assert found["I2FP"] == 0
+    assert 2 * 128 <= found["FFMA"] <= 2 * 128 * 2  # two consumers; the masked tail may have its own
+
+
+@pytest.mark.parametrize("d", [1, 17, 32, 64, 96, 128, 200, 256, 260, 384, 512, 768, 1024, 1536, 2048])
+@pytest.mark.parametrize("rows", [1, 32, 64, 65, 128, 512, 100_000])
+def test_query_rows_and_at_least_three_stages_fit_into_shared_memory(d, rows):
+    shape = launch_shape(rows, d)
+    assert d <= shape.BK * shape.KC
+    assert shape.ST >= 3
+    held = shape.NC * shape.KC * shape.BM * shape.BK + shape.ST * shape.BN * (shape.BK + 4)
+    assert held <= SHARED_BYTES
+
+
+def test_a_dimension_that_does_not_fit_is_refused_with_the_way_out():
+    with pytest.raises(ValueError, match="path='portable'"):
+        launch_shape(32, 2049)
+
+
+@pytest.mark.parametrize("groups", [1, 3, 66, 132, 133, 200, 1000])
+@pytest.mark.parametrize("B", [1, 7, 10_000])
+def test_programs_share_the_documents_of_a_group_and_fill_waves(groups, B):
+    each = programs(groups, B, 132)
+    assert 1 <= each <= B
+    if B == 10_000:
+        total = groups * each
+        assert total / (-(-total // 132) * 132) >= 0.75
+
+
+def test_operands_that_a_tensor_map_cannot_address_are_named():
+    q = quantize_int8(torch.ones(1, 4, 32))
+    assert unsupported(q, q) is None
+    assert "d = 2064" in (
+        unsupported(quantize_int8(torch.ones(1, 1, 2064)), quantize_int8(torch.ones(1, 1, 2064))) or ""
+    )
+    from dataclasses import replace
+
+    shifted = torch.zeros(4 * 32 + 1, dtype=torch.int8)[1:].view(4, 32)
+    assert "query codes" in (unsupported(replace(q, codes=replace(q.codes, values=shifted)), q) or "")
+    narrow = torch.zeros(4, 33, dtype=torch.int8)[:, :32]
+    assert "row stride is 33" in (unsupported(q, replace(q, codes=replace(q.codes, values=narrow))) or "")
