@@ -114,6 +114,26 @@ def _fold(m, mi, best, at, ARGMAX: gl.constexpr):
 
 
 @gluon.jit
+def _multiply(
+    q_tiles, d_bufs, full, acc, it, loads, kc, W: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr,
+    QST: gl.constexpr, NC: gl.constexpr,
+):  # fmt: skip
+    """Issue the products of stage `kc` of a tile onto `acc`, which the first of them overwrites."""
+    stage = it % ST
+    mbarrier.wait(full.index(stage), (it // ST) & 1)
+    for ks in gl.static_range(KS):
+        if QST > 0:
+            q_at = (((loads - 1) % QST) * NC + W) * (KC * KS) + kc * KS + ks
+        else:
+            q_at = (stage * NC + W) * KS + ks
+        acc = warpgroup_mma(
+            q_tiles.index(q_at), d_bufs.index(stage * KS + ks).permute((1, 0)), acc,
+            use_acc=True if ks > 0 else kc > 0, is_async=True,
+        )  # fmt: skip
+    return acc
+
+
+@gluon.jit
 def _consume(
     q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid, programs,
     n_chunks, n_groups, n_blocks, Nq, K, q_max, d_pitch, d_max, d_total, parts, W: gl.constexpr, BM: gl.constexpr,
@@ -173,23 +193,17 @@ def _consume(
         mi = gl.full([BM], 0, gl.int32, row)
         while doc < hi:
             # -- multiply
-            acc = zero
-            for kc in gl.static_range(KC):
-                stage = it % ST
-                mbarrier.wait(full.index(stage), (it // ST) & 1)
-                for ks in gl.static_range(KS):
-                    if QST > 0:
-                        q_at = (((loads - 1) % QST) * NC + W) * (KC * KS) + kc * KS + ks
-                    else:
-                        q_at = (stage * NC + W) * KS + ks
-                    acc = warpgroup_mma(
-                        q_tiles.index(q_at), d_bufs.index(stage * KS + ks).permute((1, 0)), acc,
-                        use_acc=kc + ks > 0, is_async=True,
-                    )  # fmt: skip
-                if kc > 0:
-                    acc = warpgroup_mma_wait(KS, deps=(acc,))
-                    mbarrier.arrive(empty.index((it - 1) % ST), count=1)
+            if KC == 1:
+                acc = _multiply(q_tiles, d_bufs, full, zero, it, loads, 0, W, KS, KC, ST, QST, NC)
                 it += 1
+            else:
+                acc = zero
+                for kc in range(KC):
+                    pending = _multiply(q_tiles, d_bufs, full, acc, it, loads, kc, W, KS, KC, ST, QST, NC)
+                    # the stage before this one has been read when only this one's products are outstanding
+                    acc = warpgroup_mma_wait(KS, deps=(pending,))
+                    mbarrier.arrive(empty.index((it + ST - 1) % ST), count=1, pred=kc > 0)
+                    it += 1
             s = warpgroup_mma_wait(0, deps=(acc,))
             mbarrier.arrive(empty.index((it - 1) % ST), count=1)
             # -- reduce: the document that the tile begins in, then those that begin inside the tile
@@ -272,7 +286,7 @@ def _load(
                 q_stage = loads % QST
                 mbarrier.wait(q_empty.index(q_stage), ((loads // QST) & 1) ^ 1)
                 mbarrier.expect(q_full.index(q_stage), KT * BOXES * q_desc.block_type.nbytes)
-                for k in gl.static_range(KT):
+                for k in range(KT):
                     _load_query(
                         q_desc, q_boxes, q_full.index(q_stage), q_start_ptr, group, q_stage * NC * KT + k, k * BK, Nq,
                         q_pitch, q_rows, parts, KT, BM, NC, G, SHARED, HAS_Q_STARTS,
@@ -288,7 +302,7 @@ def _load(
             cur, end = _span(lo, first, d_start_ptr, d_len_ptr, d_pitch, d_max, HAS_STARTS, HAS_LENGTHS)
         while doc < hi:
             tile = cur
-            for kc in gl.static_range(KC):
+            for kc in range(KC):
                 stage = it % ST
                 bar = full.index(stage)
                 mbarrier.wait(empty.index(stage), ((it // ST) & 1) ^ 1)
