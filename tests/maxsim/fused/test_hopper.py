@@ -1,0 +1,107 @@
+"""The Hopper forward, host side: what it refuses and why, what it launches, and how often it would compile. No GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from maxsim import tokens
+from maxsim.fused import hopper
+from maxsim.fused.launch import LaunchPlan
+
+
+def batch(*shape: int, dtype: torch.dtype = torch.float16) -> Any:
+    return tokens(torch.zeros(shape, dtype=dtype))
+
+
+@pytest.fixture
+def launches(monkeypatch) -> list[dict[str, Any]]:
+    """Arguments by name of every kernel that `forward` would launch."""
+    pytest.importorskip("triton")
+    from maxsim.fused import hopper_kernels
+
+    seen: list[dict[str, Any]] = []
+
+    def record(self, grid0, grid1, boxes, pointers, integers):
+        names = getattr(hopper_kernels, self.name).arg_names
+        values = [*boxes, *pointers, *integers, *self.constants]
+        assert len(values) == len(names)
+        seen.append({"kernel": self.name, "grid": (grid0, grid1), **dict(zip(names, values, strict=True))})
+
+    monkeypatch.setattr(hopper._Kernel, "__call__", record)
+    monkeypatch.setattr(hopper, "_KERNELS", {})
+    return seen
+
+
+def test_a_cpu_is_refused_by_name():
+    assert "needs a CUDA device" in hopper.supports(batch(1, 32, 128), batch(4, 10, 128))
+
+
+@pytest.mark.parametrize(
+    ("x", "reason"),
+    [
+        (batch(2, 4, 128, dtype=torch.float32), "dtype torch.float32"),
+        (batch(2, 4, 100), "d = 100 is not a multiple of 8"),
+        (batch(2, 0, 128), "no tokens"),
+        (batch(0, 4, 128), "no tokens"),
+        (tokens(torch.zeros(2, 4, 132, dtype=torch.float16)[:, :, :128]), "row stride 132"),
+        (tokens(torch.zeros(2 * 4 * 128 + 1, dtype=torch.float16)[1:].view(2, 4, 128)), "16-byte boundary"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_tensor_map_cannot_address_is_refused_with_the_reason(x, reason):
+    assert reason in hopper._unaddressable(x)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 8), (3, 5, 96), (2, 4, 2048)])
+def test_aligned_rows_are_accepted(shape):
+    assert hopper._unaddressable(batch(*shape)) is None
+
+
+def test_every_second_token_and_an_expanded_query_are_addressed_in_place():
+    assert hopper._unaddressable(tokens(torch.zeros(3, 8, 64, dtype=torch.bfloat16)[:, ::2])) is None
+    assert hopper._unaddressable(tokens(torch.zeros(1, 8, 64, dtype=torch.bfloat16).expand(5, 8, 64))) is None
+
+
+def test_one_launch_writes_the_scores_of_a_short_query(launches):
+    scores = hopper.forward(batch(1, 32, 128), batch(50, 300, 128))
+    assert scores.shape == (1, 50)
+    assert [x["kernel"] for x in launches] == ["maxsim_forward"]
+    assert launches[0]["out_ptr"] is scores
+
+
+def test_partial_sums_of_a_long_query_are_added_by_a_second_launch(launches):
+    scores = hopper.forward(batch(1, 1024, 128), batch(1000, 20, 128))
+    first, second = launches
+    assert second["kernel"] == "add_sums"
+    assert second["part_ptr"] is first["out_ptr"]
+    assert second["out_ptr"] is scores
+    assert first["out_ptr"].numel() == second["sums"] * scores.numel()
+
+
+def test_the_argmax_is_narrow_where_every_row_fits(launches):
+    short, long = batch(3, 300, 8), batch(2, 40_000, 8)
+    q = batch(3, 5, 8)
+    assert hopper.forward(q, short, pairing="pairs", argmax=True)[1].dtype == torch.int16
+    winners = hopper.forward(q, long, argmax=True)[1]
+    assert (winners.dtype, winners.shape) == (torch.int32, (3, 2, 5))
+
+
+def test_scores_go_into_a_given_tensor(launches):
+    out = torch.empty(1, 50)
+    assert hopper.forward(batch(1, 32, 128), batch(50, 300, 128), out=out) is out
+
+
+def test_two_hundred_lengths_and_counts_need_few_binaries(launches):
+    q = batch(1, 32, 128)
+    for step in range(200):
+        hopper.forward(q, batch(1 + 7 * step % 300, 1 + 5 * step, 128))
+    assert len(hopper._KERNELS) == 1
+    assert all(isinstance(x[name], int) for x in launches for name in ("K", "d_pitch", "d_max", "n_chunks"))
+
+
+def test_a_plan_of_another_kernel_is_refused_by_name():
+    with pytest.raises(ValueError, match="'portable'"):
+        hopper.forward(batch(1, 32, 128), batch(4, 10, 128), plan=LaunchPlan("portable"))

@@ -1,0 +1,87 @@
+"""Every kind of Hopper kernel compiles for sm_90 within its budget of registers, spills and shared memory. No GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from maxsim.fused import hopper_kernels
+from maxsim.fused.hopper_plan import HopperPlan, plan_shape
+from maxsim.fused.offline import Resources, compile_offline
+
+SHARED_LIMIT = 227 * 1024  # bytes a program may use on sm_90
+
+# name: shape, what the batches carry, registers a thread, bytes of spills a thread. Two consumer warpgroups and the
+# loader share 64K registers: ptxas sees 168 a thread, and setmaxnreg moves 240 to the consumers.
+VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool], int, int]] = {
+    "one long query": (dict(Nq=1, K=1000, Lq=1024, Ld=1024, d=128), {}, 168, 0),
+    "several short queries": (dict(Nq=64, K=1000, Lq=32, Ld=1024, d=128), {}, 168, 0),
+    "one short query": (dict(Nq=1, K=1000, Lq=32, Ld=300, d=128), {}, 255, 0),
+    "packed": (
+        dict(Nq=16, K=1000, Lq=32, Ld=512, d=128, sorted_rows=250_000),
+        dict(HAS_Q_STARTS=True, HAS_Q_LENGTHS=True, HAS_STARTS=True, HAS_LENGTHS=True),
+        168,
+        32,
+    ),
+    "candidates": (
+        dict(Nq=64, K=100, Lq=32, Ld=300, d=128, shared=False),
+        dict(HAS_STARTS=True, HAS_LENGTHS=True),
+        255,
+        0,
+    ),
+    "argmax": (dict(Nq=64, K=64, Lq=32, Ld=1024, d=128, argmax=True), {}, 168, 256),
+    "d = 96": (dict(Nq=1, K=1000, Lq=1024, Ld=1024, d=96), {}, 168, 0),
+    "d = 512": (dict(Nq=1, K=1000, Lq=1024, Ld=1024, d=512), {}, 255, 0),
+    "d = 2048": (dict(Nq=1, K=1000, Lq=1024, Ld=1024, d=2048), {}, 168, 0),
+}
+
+
+def resources(shape: dict[str, Any], carries: dict[str, bool], dtype: str) -> Resources:
+    """Compile the kernel of a shape's plan for sm_90."""
+    from triton.experimental.gluon.language import NVMMASharedLayout
+
+    plan: HopperPlan = plan_shape(**shape)
+    constants: dict[str, Any] = {
+        name: getattr(plan, name) for name in ("BM", "BN", "BK", "KS", "KC", "ST", "QST", "NC", "G", "SUM")
+    }
+    flags = dict(HAS_Q_STARTS=False, HAS_Q_LENGTHS=False, HAS_STARTS=False, HAS_LENGTHS=False) | carries
+    constants |= flags
+    constants |= dict(SHARED=plan.shared, BALANCED=plan.balanced, ARGMAX=shape.get("argmax", False))
+    constants |= dict(R1=240, R2=24, num_warps=4)
+    layout = NVMMASharedLayout(swizzle_byte_width=plan.BK * 2, element_bitwidth=16, rank=2)
+    kernel = hopper_kernels.maxsim_forward
+    signature = dict.fromkeys(kernel.arg_names, "i32") | {
+        "q_desc": f"tensordesc<{dtype}[{plan.G}, {plan.BK}],{layout!r}>",
+        "d_desc": f"tensordesc<{dtype}[{plan.BN}, {plan.BK}],{layout!r}>",
+        "out_ptr": "*fp32",
+        "arg_ptr": "*i16",
+        "q_start_ptr": "*i64",
+        "q_len_ptr": "*i32",
+        "d_start_ptr": "*i64",
+        "d_len_ptr": "*i32",
+    }
+    return compile_offline(kernel, signature, constants, 90)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_variant_stays_within_its_budget(name):
+    shape, carries, registers, spills = VARIANTS[name]
+    used = resources(shape, carries, "fp16")
+    assert used.registers <= registers
+    assert used.spills <= spills
+    assert used.shared <= SHARED_LIMIT
+
+
+def test_bf16_costs_what_fp16_costs():
+    shape, carries, registers, spills = VARIANTS["one long query"]
+    used = resources(shape, carries, "bf16")
+    assert (used.registers, used.spills) == (registers, spills)
+
+
+def test_the_second_kernel_compiles():
+    signature = {"part_ptr": "*fp32", "out_ptr": "*fp32", "Nq": "i32", "K": "i32", "sums": "i32"}
+    used = compile_offline(hopper_kernels.add_sums, signature, dict(PAIRS=True, num_warps=4), 90)
+    assert used.spills == 0

@@ -1,0 +1,116 @@
+"""How the Hopper forward cuts its work: limits every plan keeps, and the plans of the shapes people use. No GPU."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from maxsim.fused.hopper_plan import SHARED_BYTES, SMALL_SUMS_BYTES, UNIT, HopperPlan, plan_shape
+
+SHAPES = [
+    dict(Nq=Nq, K=K, Lq=Lq, Ld=Ld, d=d, shared=shared)
+    for (Nq, K), Lq, Ld, d, shared in itertools.product(
+        [(1, 1), (1, 1000), (3, 7), (16, 1000), (100, 37), (1200, 64), (1, 100_000)],
+        [1, 7, 32, 33, 64, 65, 128, 300, 1030],
+        [1, 300, 1024],
+        [8, 96, 128, 200, 512, 2048],
+        [True, False],
+    )
+]
+
+
+def plans() -> list[tuple[dict, HopperPlan]]:
+    return [(shape, plan_shape(**shape)) for shape in SHAPES]
+
+
+def shared_bytes(plan: HopperPlan) -> int:
+    """Shared memory of a program as the kernel allocates it, without barriers."""
+    held = (plan.QST * plan.KC if plan.QST else plan.ST) * plan.KS * plan.NC * plan.BM
+    return (held + plan.ST * plan.KS * plan.BN) * plan.BK * 2
+
+
+def test_every_plan_fits_into_shared_memory_with_a_ring_of_three_stages():
+    for shape, plan in plans():
+        assert shared_bytes(plan) <= SHARED_BYTES, shape
+        assert plan.ST >= 3, shape
+
+
+def test_columns_cover_the_embedding_and_waste_less_than_one_copy():
+    for shape, plan in plans():
+        columns = plan.BK * plan.KS * plan.KC
+        assert shape["d"] <= columns < shape["d"] + 32, shape
+
+
+def test_query_groups_hold_every_query_and_no_group_is_empty():
+    for shape, plan in plans():
+        queries_of_a_unit = UNIT // plan.G if plan.shared else 1
+        units = -(-shape["Nq"] // queries_of_a_unit) * plan.parts
+        of_a_group = plan.NC * plan.BM // UNIT
+        assert plan.groups == -(-units // of_a_group), shape
+        assert plan.parts * UNIT >= shape["Lq"] or plan.G >= shape["Lq"], shape
+
+
+def test_queries_of_candidates_share_no_group():
+    for shape, plan in plans():
+        if not plan.shared:
+            assert plan.parts % (plan.NC * plan.BM // UNIT) == 0, shape
+
+
+def test_partial_sums_take_at_most_their_share_of_memory():
+    for shape, plan in plans():
+        scores = shape["Nq"] * shape["K"] * 4
+        allowed = max(-(-shape["Lq"] // 128) * scores, SMALL_SUMS_BYTES)
+        assert plan.sums == 1 or plan.sums * scores <= allowed, shape
+
+
+def test_a_sum_of_128_rows_never_spans_two_queries():
+    for shape, plan in plans():
+        assert plan.SUM <= plan.BM, shape
+        assert plan.SUM <= UNIT or plan.parts % 2 == 0, shape
+
+
+def test_blocks_are_never_empty_and_programs_never_idle():
+    for shape, plan in plans():
+        assert 1 <= plan.blocks <= shape["K"], shape
+        assert 1 <= plan.programs <= min(132, plan.groups * plan.blocks), shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "tile"),
+    [
+        (dict(Nq=1, K=10_000, Lq=32, Ld=300), (1, 64)),
+        (dict(Nq=1, K=1000, Lq=32, Ld=1024), (1, 64)),
+        (dict(Nq=1, K=1000, Lq=512, Ld=1024), (2, 128)),
+        (dict(Nq=1, K=10_000, Lq=1024, Ld=1024), (2, 128)),
+        (dict(Nq=16, K=1000, Lq=32, Ld=1024), (2, 128)),
+        (dict(Nq=1024, K=1000, Lq=32, Ld=1024), (2, 128)),
+    ],
+)
+def test_short_queries_stream_and_everything_else_fills_two_warpgroups(shape, tile):
+    plan = plan_shape(d=128, **shape)
+    assert (plan.NC, plan.BM) == tile
+    assert plan.programs >= 128
+
+
+def test_few_documents_spread_over_more_programs_by_smaller_query_groups():
+    few, many = (plan_shape(Nq=1, K=K, Lq=1024, Ld=2048, d=128) for K in (4, 1000))
+    assert few.NC * few.BM < many.NC * many.BM
+    assert few.programs >= 32
+
+
+def test_packed_documents_get_blocks_of_equal_rows():
+    assert plan_shape(Nq=1, K=1000, Lq=32, Ld=512, d=128, sorted_rows=250_000).balanced
+    assert not plan_shape(Nq=1, K=1000, Lq=32, Ld=512, d=128).balanced
+
+
+def test_a_query_that_does_not_fit_travels_with_the_documents():
+    assert plan_shape(Nq=1, K=1000, Lq=32, Ld=300, d=2048).QST == 0
+    assert plan_shape(Nq=1, K=1000, Lq=32, Ld=300, d=1024).QST == 1
+
+
+def test_a_plan_prints_what_it_does():
+    text = str(plan_shape(Nq=1, K=1000, Lq=1024, Ld=1024, d=128, ceiling="compute"))
+    assert "2 x 128 query rows" in text
+    assert "132 programs" in text
+    assert "bound by compute" in text
