@@ -17,25 +17,25 @@ SHARED_LIMIT = 227 * 1024  # bytes a program may use on sm_90
 # name: shape, what the batches carry, registers a thread, bytes of spills a thread. Two consumer warpgroups and the
 # loader share 64K registers: ptxas sees 168 a thread, and setmaxnreg moves 240 to the consumers.
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool], int, int]] = {
-    "one long query": (dict(Nq=1, K=1000, Lq=1024, Ld=1024, d=128), {}, 168, 0),
-    "several short queries": (dict(Nq=64, K=1000, Lq=32, Ld=1024, d=128), {}, 168, 0),
-    "one short query": (dict(Nq=1, K=1000, Lq=32, Ld=300, d=128), {}, 255, 0),
+    "one long query": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 128}, {}, 168, 0),
+    "several short queries": ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 1024, "d": 128}, {}, 168, 0),
+    "one short query": ({"Nq": 1, "K": 1000, "Lq": 32, "Ld": 300, "d": 128}, {}, 255, 0),
     "packed": (
-        dict(Nq=16, K=1000, Lq=32, Ld=512, d=128, sorted_rows=250_000),
-        dict(HAS_Q_STARTS=True, HAS_Q_LENGTHS=True, HAS_STARTS=True, HAS_LENGTHS=True),
+        {"Nq": 16, "K": 1000, "Lq": 32, "Ld": 512, "d": 128, "sorted_rows": 250_000},
+        {"HAS_Q_STARTS": True, "HAS_Q_LENGTHS": True, "HAS_STARTS": True, "HAS_LENGTHS": True},
         168,
         32,
     ),
     "candidates": (
-        dict(Nq=64, K=100, Lq=32, Ld=300, d=128, shared=False),
-        dict(HAS_STARTS=True, HAS_LENGTHS=True),
+        {"Nq": 64, "K": 100, "Lq": 32, "Ld": 300, "d": 128, "shared": False},
+        {"HAS_STARTS": True, "HAS_LENGTHS": True},
         255,
         0,
     ),
-    "argmax": (dict(Nq=64, K=64, Lq=32, Ld=1024, d=128, argmax=True), {}, 168, 256),
-    "d = 96": (dict(Nq=1, K=1000, Lq=1024, Ld=1024, d=96), {}, 168, 0),
-    "d = 512": (dict(Nq=1, K=1000, Lq=1024, Ld=1024, d=512), {}, 255, 0),
-    "d = 2048": (dict(Nq=1, K=1000, Lq=1024, Ld=1024, d=2048), {}, 168, 0),
+    "argmax": ({"Nq": 64, "K": 64, "Lq": 32, "Ld": 1024, "d": 128, "argmax": True}, {}, 168, 256),
+    "d = 96": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 96}, {}, 168, 0),
+    "d = 512": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 512}, {}, 255, 0),
+    "d = 2048": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 2048}, {}, 168, 0),
 }
 
 
@@ -47,10 +47,10 @@ def resources(shape: dict[str, Any], carries: dict[str, bool], dtype: str) -> Re
     constants: dict[str, Any] = {
         name: getattr(plan, name) for name in ("BM", "BN", "BK", "KS", "KC", "ST", "QST", "NC", "G", "SUM")
     }
-    flags = dict(HAS_Q_STARTS=False, HAS_Q_LENGTHS=False, HAS_STARTS=False, HAS_LENGTHS=False) | carries
+    flags = {"HAS_Q_STARTS": False, "HAS_Q_LENGTHS": False, "HAS_STARTS": False, "HAS_LENGTHS": False} | carries
     constants |= flags
-    constants |= dict(SHARED=plan.shared, BALANCED=plan.balanced, ARGMAX=shape.get("argmax", False))
-    constants |= dict(R1=240, R2=24, num_warps=4)
+    constants |= {"SHARED": plan.shared, "BALANCED": plan.balanced, "ARGMAX": shape.get("argmax", False)}
+    constants |= {"R1": 240, "R2": 24, "num_warps": 4}
     layout = NVMMASharedLayout(swizzle_byte_width=plan.BK * 2, element_bitwidth=16, rank=2)
     kernel = hopper_kernels.maxsim_forward
     signature = dict.fromkeys(kernel.arg_names, "i32") | {
@@ -83,5 +83,5 @@ def test_bf16_costs_what_fp16_costs():
 
 def test_the_second_kernel_compiles():
     signature = {"part_ptr": "*fp32", "out_ptr": "*fp32", "Nq": "i32", "K": "i32", "sums": "i32"}
-    used = compile_offline(hopper_kernels.add_sums, signature, dict(PAIRS=True, num_warps=4), 90)
+    used = compile_offline(hopper_kernels.add_sums, signature, {"PAIRS": True, "num_warps": 4}, 90)
     assert used.spills == 0
