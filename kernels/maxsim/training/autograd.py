@@ -131,7 +131,7 @@ def run_forward(q: TokenBatch, d: TokenBatch, plan: _Plan) -> tuple[Tensor, Tens
     q, d = (replace(b, values=b.values.detach()) for b in (q, d))
     path: Path | None = "reference" if q.dtype == torch.float64 else plan.path
     if plan.save == "recompute":
-        return fused.forward(q, d, pairing=plan.pairing, precision=plan.precision, path=path), None  # type: ignore[return-value]  # a pair only with argmax
+        return fused.forward(q, d, pairing=plan.pairing, precision=plan.precision, path=path), None
     scores, winner = fused.forward(q, d, pairing=plan.pairing, precision=plan.precision, argmax=True, path=path)
     return scores, winner
 

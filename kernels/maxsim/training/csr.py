@@ -56,6 +56,13 @@ def build(d: TokenBatch, winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor]
     return order, begin
 
 
+def document_gradient(q: TokenBatch, d: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, geo: Geometry) -> Tensor:
+    """dD from the CSR that `build` made: the second launch of `csr`."""
+    dd = gradient_buffer(d)
+    _documents(q, d, order, begin, g, geo, dd, log_tokens_of(geo))
+    return dd
+
+
 def log_tokens_of(geo: Geometry) -> int:
     """Bits that number a query's tokens in a stored entry."""
     return max(0, (geo.Lq - 1).bit_length())

@@ -1,0 +1,76 @@
+"""What a training step is: scores, a loss over them, and gradients to both sides. Shared by every backend of the step.
+
+Room: `backends`. May import: declare, `maxsim`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from maxsim_bench.declare.cell import Cell
+
+if TYPE_CHECKING:
+    import torch
+
+LOSSES = ("cross_entropy", "sum")
+STAGES = ("step", "forward", "csr_build", "dq", "dd", "backward")
+
+
+def variant_of(cell: Cell, name: str, default: str) -> str:
+    """The value of `name` in the cell's variant."""
+    pairs = dict(pair.split("=", 1) for pair in (cell.variant or "").split(";") if pair)
+    return pairs.get(name, default)
+
+
+def loss_of(cell: Cell, scores: torch.Tensor) -> torch.Tensor:
+    """The scalar that is differentiated, fp32.
+
+    "cross_entropy" (default): query n's document is number n of the batch ("all"), or the first of its candidates; for
+    "pairs", where nothing competes, minus the mean. "sum": all scores added, what the paper's tab:train differentiates.
+    """
+    import torch
+
+    name = variant_of(cell, "loss", "cross_entropy")
+    if name not in LOSSES:
+        raise ValueError(f"variant loss={name}: not one of {', '.join(LOSSES)}")
+    scores = scores.float()
+    if name == "sum":
+        return scores.sum()
+    if cell.pairing == "pairs":
+        return -scores.mean()
+    rows = torch.arange(scores.shape[0], device=scores.device)
+    target = rows % scores.shape[1] if cell.pairing in (None, "all") else torch.zeros_like(rows)
+    return torch.nn.functional.cross_entropy(scores, target)
+
+
+def refusal(cell: Cell) -> str | None:
+    """Why no backend of the training step runs this cell, None if they may."""
+    if cell.op != "training_step":
+        return "measures training steps only"
+    if cell.quantiser is not None:
+        return "trains on operands as given"
+    return None
+
+
+def step(
+    cell: Cell, score: Callable[[torch.Tensor, torch.Tensor], torch.Tensor], Q: torch.Tensor, D: torch.Tensor
+) -> Callable[[], tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+    """Forward, loss and backward as one callable.
+
+    Args:
+        score: differentiable, from leaves of the shapes of Q and D to scores.
+
+    Returns:
+        a callable that gives (loss, dQ, dD), the gradients in dtype and shape of the inputs.
+    """
+    import torch
+
+    Q, D = Q.detach().requires_grad_(), D.detach().requires_grad_()
+
+    def run() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        loss = loss_of(cell, score(Q, D))
+        dQ, dD = torch.autograd.grad(loss, (Q, D))
+        return loss.detach(), dQ, dD
+
+    return run
