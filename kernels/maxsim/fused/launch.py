@@ -101,7 +101,7 @@ def plan(
 
     reason = hopper.supports(q, d, pairing=pairing, argmax=argmax, precision=precision)
     if reason is None:
-        return hopper.make_plan(q, d, pairing=pairing, argmax=argmax, ceiling=chosen.ceiling)
+        return hopper.plan(q, d, pairing=pairing, argmax=argmax, ceiling=chosen.ceiling)
     if path == "hopper":
         raise ValueError(f'path: "hopper" cannot run this: {reason}; use path=None or "portable"')
     return chosen
@@ -133,11 +133,12 @@ def choose(
     group = SLICE if slices > 1 else _power_of_two(Lq)
     rows = min(SLICE, group * _power_of_two(Nq)) if pairing == "all" else group
     table = _table()
-    fp32 = table["fp32"][precision] if bits == 32 else "ieee"
-    entry = _tile(arch, bits, max(16, rows), d, fp32)
+    device = table["device"][_newest(arch)]
+    products = "ieee" if bits == 16 else "tf32" if precision == "tf32" else device["fp32"]
+    entry = _tile(arch, bits, max(16, rows), d, products)
     block_m = max(16, rows)
     programs = -(-Nq * slices * group // block_m) * K
-    docs = max(1, min(entry["tokens"] // max(1, Ld), programs // table["device"][_newest(arch)]["programs"]))
+    docs = max(1, min(entry["tokens"] // max(1, Ld), programs // device["programs"]))
     return LaunchPlan(
         kernel="portable",
         block_m=block_m,
@@ -148,7 +149,7 @@ def choose(
         docs_per_program=docs,
         num_warps=entry["warps"],
         num_stages=entry["stages"],
-        precision=fp32,
+        precision=products,
         ceiling=_ceiling(arch, bits, d, Nq, Lq, Ld, K, pairing),
         why=f"sm_{entry['arch']} table, {bits}-bit, up to {entry['rows']} rows, d up to {entry['d']}: {entry['why']}",
     )
