@@ -59,7 +59,9 @@ def patch_colpali_engine() -> int:
         ImportError: if colpali_engine is not installed.
     """
     return _patch(
-        "colpali_engine", "colpali_engine.utils.maxsim", {"maxsim_inbatch": _colpali_scores, "maxsim_kd": _colpali_scores}
+        "colpali_engine",
+        "colpali_engine.utils.maxsim",
+        {"maxsim_inbatch": _colpali_scores, "maxsim_kd": _colpali_scores},
     )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+
 from maxsim import integrations
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -69,9 +69,7 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
     return Inputs(Q=Q, D=D, d_lengths=d_lengths)
 
 
-def unit_vectors(
-    shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator
-) -> torch.Tensor:
+def unit_vectors(shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator) -> torch.Tensor:
     """L2-normalised standard normal vectors [..., d], drawn and normalised in fp32, rounded once to `dtype`."""
     import torch
 

@@ -30,7 +30,12 @@ class MaxSimCpu:
             return "offers the forward operator only"
         if device != "cpu":
             return "runs on a processor"
-        if cell.dtype != "fp32" or cell.Nq != 1 or cell.layout not in (None, "dense") or cell.pairing not in (None, "all"):
+        if (
+            cell.dtype != "fp32"
+            or cell.Nq != 1
+            or cell.layout not in (None, "dense")
+            or cell.pairing not in (None, "all")
+        ):
             return "takes one fp32 query against dense fp32 documents"
         return missing("maxsim_cpu", f"{self.install}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from maxsim.reference import float64
 from maxsim_bench.backends import registry
 from maxsim_bench.backends.base import Backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from maxsim_bench.backends.identity import installed_version, missing, source_hash
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from maxsim_bench.backends.inputs import InputError, make_inputs, padded_documents, unit_vectors
 from maxsim_bench.declare.cell import Cell
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from maxsim_bench.backends.lengths import LengthError, draw_lengths, histograms
 
 
