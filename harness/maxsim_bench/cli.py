@@ -167,6 +167,31 @@ def merge(sources: tuple[Path, ...]) -> None:
 
 
 @main.command()
+@click.argument("run_file", metavar="RUN", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.argument("qrels", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--drop-own-id", is_flag=True, help="Leave a query's own id out of its ranking (ArguAna, Quora).")
+@json_option
+def evaluate(run_file: Path, qrels: Path, drop_own_id: bool, as_json: bool) -> None:
+    """Judge a TREC run file by a file of judgements.
+
+    QRELS has three or four columns, with or without a header. Gain is linear, ties go by document id as in trec_eval.
+
+    \b
+    Example: maxsim-bench evaluate run.trec qrels/test.tsv
+    """
+    from dataclasses import asdict
+
+    from maxsim_bench.evaluation import evaluation_lines
+    from maxsim_bench.retrieve.trec import evaluate_files
+
+    found = evaluate_files(run_file, qrels, drop_own_id=drop_own_id)
+    if as_json:
+        _print_json(asdict(found))
+    else:
+        click.echo("\n".join(evaluation_lines(found)))
+
+
+@main.command()
 @click.option("--ceilings/--no-ceilings", default=True, help="Measure what this device reaches (some seconds).")
 @json_option
 def doctor(ceilings: bool, as_json: bool) -> None:

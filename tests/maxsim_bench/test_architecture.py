@@ -23,11 +23,11 @@ HARNESS_ROOMS = {
     "retrieve": {"declare", "record", "backends"},
     "report": {"declare", "record"},
 }  # fmt: skip
-# The kernels' floors, lowest first; float64 input goes to the reference from every floor above it.
+# The kernels' floors, lowest first; float64 input goes to the reference from every floor above it, baselines included.
 KERNEL_ROOMS = {
     "tokens": set(),
     "reference": {"tokens"},
-    "baselines": {"tokens"},
+    "baselines": {"tokens", "reference"},
     "fused": {"tokens", "reference"},
     "training": {"tokens", "reference", "fused"},
     "quantized": {"tokens", "reference", "fused"},

@@ -298,3 +298,26 @@ def test_list_names_the_data_sets_of_the_folder_in_the_environment(
     listed = json.loads(invoke("list", "datasets", "--json").output)
     assert list(listed) == ["apidocs", "mine", "other", "<BEIR name>", "ir_datasets:<id>", "<path>"]
     assert listed["mine"] == f"in {tmp_path}/sets"
+
+
+def test_evaluate_judges_a_run_and_tells_what_it_counted(invoke: Invoke) -> None:
+    Path("run.trec").write_text("q1 Q0 a 1 2.0 me\nq9 Q0 a 1 2.0 me\n")
+    Path("qrels.tsv").write_text("q1\ta\t1\nq2\tb\t1\nq3\ta\t0\n")
+    done = invoke("evaluate", "run.trec", "qrels.tsv")
+    assert (done.exit_code, done.output) == (
+        0,
+        "nDCG@10   0.5000\nnDCG@5    0.5000\nR@10      0.5000\nR@100     0.5000\nRR@10     0.5000\n"
+        "queries   2 (linear gain)\n"
+        "  1 without results, counted as 0: q2\n"
+        "  1 without a relevant document, left out: q3\n"
+        "  1 in the run but not judged, ignored: q9\n",
+    )
+    assert json.loads(invoke("evaluate", "run.trec", "qrels.tsv", "--json").output)["means"]["ndcg_at_10"] == 0.5
+
+
+def test_evaluate_refuses_a_run_that_holds_no_number(invoke: Invoke) -> None:
+    Path("run.trec").write_text("q1 Q0 a 1 nan me\n")
+    Path("qrels.tsv").write_text("q1\ta\t1\n")
+    done = invoke("evaluate", "run.trec", "qrels.tsv")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: ")
