@@ -1,4 +1,4 @@
-"""Rules for every test: no GPU skips aloud, uninitialised memory is NaN, data sets are found or the test says what it lacks."""
+"""Rules for every test: a missing GPU or data set skips aloud, uninitialised memory is NaN."""
 
 from __future__ import annotations
 

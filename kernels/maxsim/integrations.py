@@ -49,8 +49,8 @@ def patch_pylate() -> int:
 def patch_colpali_engine() -> int:
     """Route colpali-engine's `maxsim_inbatch` and `maxsim_kd` (scoring and losses) through `maxsim`.
 
-    colpali-engine pads with zero vectors and masks nothing, so zero padding takes part in a maximum there; the scores here
-    are the same.
+    colpali-engine pads with zero vectors and masks nothing, so zero padding takes part in a maximum there; the scores
+    here are the same.
 
     Returns:
         How many names were replaced.
@@ -72,7 +72,7 @@ def unpatch(package: str) -> None:
 
 
 def _patch(package: str, home: str, replacements: dict[str, Callable[..., Tensor]]) -> int:
-    """Replace the functions at `home` and every capture of them as a module attribute or keyword default in `package`."""
+    """Replace the functions at `home` and every capture of them as a module attribute in `package`."""
     unpatch(package)
     source = importlib.import_module(home)
     originals = {getattr(source, name): new for name, new in replacements.items()}
@@ -112,7 +112,7 @@ def _pylate_scores(
     documents_mask: Any = None,
     backend: str | None = None,
 ) -> Tensor:
-    """[Nq, Lq, d] with [B, Ld, d] or [Nq, K, Ld, d] to [Nq, B] or [Nq, K], in the embeddings' dtype as PyLate returns it."""
+    """[Nq, Lq, d] with [B, Ld, d] or [Nq, K, Ld, d] to [Nq, B] or [Nq, K], in the embeddings' dtype."""
     from pylate.utils.tensor import convert_to_tensor
 
     Q, D = convert_to_tensor(queries_embeddings), convert_to_tensor(documents_embeddings)

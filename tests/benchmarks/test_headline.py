@@ -1,7 +1,7 @@
-"""The headline cells under pytest-benchmark: our timer on a GPU, wall time on a processor, speed-up over eager beside it.
+"""The headline cells under pytest-benchmark: our timer on a GPU, wall time on a processor, speed-up over eager.
 
-`make bench` runs it; `--benchmark-save=NAME` and `--benchmark-compare` work as usual, and `maxsim-bench compare` reads the
-JSON. Each record carries shape, backend, speed-up and environment in `extra_info`.
+`make bench` runs it; `--benchmark-save=NAME` and `--benchmark-compare` work as usual, and `maxsim-bench compare` reads
+the JSON. Each record carries shape, backend, speed-up and environment in `extra_info`.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ def test_pylate_scores_are_the_same_with_and_without_masks(pylate: types.ModuleT
     cases: list[Callable[[], torch.Tensor]] = [
         lambda: pylate.colbert_scores(Q, D, backend="torch"),
         lambda: pylate.colbert_scores(Q, D, q_mask, d_mask, backend="torch"),
-        lambda: pylate.colbert_kd_scores(Q, D[None].repeat(3, 1, 1, 1), q_mask, d_mask[None].repeat(3, 1, 1), backend="torch"),
+        lambda: pylate.colbert_kd_scores(Q, D.expand(3, -1, -1, -1), q_mask, d_mask.expand(3, -1, -1), backend="torch"),
         lambda: pylate.colbert_scores_pairwise(list(Q), [d[: 3 + i] for i, d in enumerate(D[:3])], backend="torch"),
     ]  # fmt: skip
     want = [case() for case in cases]

@@ -60,7 +60,7 @@ class Backend(Protocol):
         ...
 
     def tolerance(self, cell: Cell) -> float:
-        """Largest admitted relative error of a score against the FP32 reference, with its reason where it is declared."""
+        """Largest admitted relative error of a score against the FP32 reference; its reason stands in `tolerances`."""
         ...
 
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:

@@ -16,7 +16,7 @@ from maxsim_bench.declare.cell import Cell
 
 @dataclass(frozen=True)
 class FlashMaxSim:
-    """flash-maxsim 0.3.0: `flash_maxsim`, `flash_maxsim_packed` and `flash_maxsim_batched`. Casts everything to fp16."""
+    """flash-maxsim 0.3.0: `flash_maxsim`, `flash_maxsim_packed` and `flash_maxsim_batched`. Casts all to fp16."""
 
     name: str = "flash_maxsim"
     exact: bool = True

@@ -46,7 +46,12 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
         raise InputError(f"cell {cell.hash()} of {cell.experiment}: {', '.join(absent)} not set, inputs need them")
     if cell.inputs not in (None, "random"):
         raise InputError(f"inputs = {cell.inputs!r}: only 'random' unit vectors can be drawn here")
-    assert cell.Nq and cell.B and cell.Lq and cell.Ld and cell.d and cell.dtype  # narrowed above
+    assert cell.Nq
+    assert cell.B
+    assert cell.Lq
+    assert cell.Ld
+    assert cell.d
+    assert cell.dtype
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[cell.dtype]
     generator = torch.Generator(device=device)
     generator.manual_seed(int(np.random.SeedSequence([cell.seed, set_index]).generate_state(1)[0]))

@@ -14,7 +14,8 @@ BASE = Cell(experiment="t", gpu="cpu", op="forward", Nq=2, B=5, Lq=3, Ld=11, d=8
 def test_the_same_cell_and_set_give_the_same_tensors_and_another_set_others() -> None:
     """A row can be measured again on the very tensors it was measured on."""
     first, again, other = make_inputs(BASE, "cpu"), make_inputs(BASE, "cpu"), make_inputs(BASE, "cpu", set_index=1)
-    assert torch.equal(first.Q, again.Q) and torch.equal(first.D, again.D)
+    assert torch.equal(first.Q, again.Q)
+    assert torch.equal(first.D, again.D)
     assert not torch.equal(first.D, other.D)
 
 
@@ -31,14 +32,16 @@ def test_masked_documents_hold_large_garbage_in_their_padding() -> None:
     assert inputs.d_lengths is not None
     padding = torch.arange(11) >= inputs.d_lengths[:, None]
     assert padding.any()
-    assert (inputs.D[padding] == 9).all() and (inputs.D[~padding].abs() <= 1).all()
+    assert (inputs.D[padding] == 9).all()
+    assert (inputs.D[~padding].abs() <= 1).all()
 
 
 def test_packed_rows_pad_back_to_the_same_documents() -> None:
     """Backends without packed input are given the same tokens."""
     inputs = make_inputs(BASE.model_copy(update={"layout": "packed"}), "cpu")
     D, lengths = padded_documents(inputs, 11)
-    assert lengths is not None and inputs.cu_seqlens is not None
+    assert lengths is not None
+    assert inputs.cu_seqlens is not None
     for i, (start, end) in enumerate(zip(inputs.cu_seqlens[:-1], inputs.cu_seqlens[1:], strict=True)):
         assert torch.equal(D[i, : lengths[i]], inputs.D[start:end])
 
