@@ -1,0 +1,110 @@
+"""Latency, memory, speed-up and percent of the ceiling of every experiment: a table each, and a figure over each axis.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+
+import pandas as pd
+
+from maxsim_bench.report import names, style
+from maxsim_bench.report.axes import NUMERIC_AXES, panels, slice_for_figures, varying
+from maxsim_bench.report.elements import element
+from maxsim_bench.report.figures import Figure, Lines, draw_lines, in_order, line_data
+from maxsim_bench.report.load import Results
+from maxsim_bench.report.tables import Column, Table
+
+TITLES = {
+    "latency": "Latency",
+    "memory": "Peak extra memory",
+    "speedup": "Speed-up",
+    "ceiling": "Share of the binding ceiling",
+}
+CAPTIONS = {
+    "latency": "Median of one call; bars span the 20th to the 80th percentile.",
+    "memory": "Peak allocated during a call beyond its inputs.",
+    "speedup": "Median of paired ratios over {baseline}, with its 95 % interval; above 1 is faster.",
+    "ceiling": "Of the matrix-product rate or the read bandwidth measured in the same session, whichever binds.",
+}
+UNIT_LINES = {"speedup": 1.0, "ceiling": 100.0}
+MARKS = " Marks at the upper edge: no number, and why."
+
+
+def measured(results: Results) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Experiments that time something, with their rows."""
+    frame = results.frame
+    timed = frame[frame["op"] != "fidelity"]
+    for name, rows in timed.groupby("experiment", sort=True):
+        yield str(name), rows
+
+
+@element
+def sweep_tables(results: Results) -> Iterator[Table]:
+    """A wide table for each experiment and metric: one line a cell, one column a backend, a word where no number is."""
+    for name, rows in measured(results):
+        for key, metric in names.METRICS.items():
+            if rows[metric.column].notna().any():
+                yield wide_table(name, key, rows)
+
+
+def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
+    """The table of one metric."""
+    metric = names.METRICS[key]
+    axes = varying(rows)
+    rows = rows.assign(shown=_cells(rows, metric))
+    backends = in_order(rows["backend"], list(style.LOOKS))
+    index = ["device", *axes, "cell_hash"]
+    wide = rows.pivot(index=index, columns="backend", values="shown").reset_index()
+    wide = wide.sort_values(["device", *axes], na_position="first", kind="stable")
+    kept = [b for b in backends if not wide[b].dropna().isin(("n/a", "")).all()]
+    columns = [Column("device", "GPU", names.card, right=False)]
+    columns += [Column(a, a.replace("_", " "), partial(names.axis_value, a)) for a in axes]
+    columns += [Column(b, names.backend(b)) for b in kept]
+    columns.append(Column("cell_hash", "cell", lambda h: str(h)[:8], right=False))
+    constant = {a: rows[a].iloc[0] for a in names.AXES if a not in axes and pd.notna(rows[a].iloc[0])}
+    caption = f"{_caption(key, rows)} In {metric.unit}. {names.described(constant)}. An empty cell was not measured."
+    title = f"{TITLES[key]}: {name}"
+    return Table(f"{name}/{key}", title, columns, wide, tuple(sorted(set(rows["source"]))), caption)
+
+
+def _cells(rows: pd.DataFrame, metric: names.Metric) -> pd.Series:
+    values = (rows[metric.column] * metric.factor).astype(object)
+    words = rows["status"].map(names.STATUS_WORDS)
+    return values.where(rows["status"] == "ok", words)
+
+
+def _caption(key: str, rows: pd.DataFrame) -> str:
+    baselines = sorted(set(rows["speedup_baseline"].dropna()))
+    return CAPTIONS[key].format(baseline=" or ".join(names.backend(b) for b in baselines))
+
+
+@element
+def sweep_figures(results: Results) -> Iterator[Figure]:
+    """For each experiment, axis and metric a figure of lines, where the axis has more than one value."""
+    for name, rows in measured(results):
+        shown, chosen = slice_for_figures(rows)
+        for axis in NUMERIC_AXES:
+            if shown[axis].nunique() < 2:
+                continue
+            part, panel, left_out = panels(shown, axis)
+            for key, metric in names.METRICS.items():
+                if part[metric.column].notna().any():
+                    yield _figure(name, key, axis, part, panel, f"{chosen}.{left_out}")
+
+
+def _figure(name: str, key: str, axis: str, part: pd.DataFrame, panel: pd.Series, chosen: str) -> Figure:
+    metric = names.METRICS[key]
+    data = line_data(part, metric, axis, panel)
+    data["panel"] = data["panel"].astype(str)
+    lines = Lines(names.AXIS_LABELS[axis], metric.axis_label, metric.log, UNIT_LINES.get(key))
+    return Figure(
+        name=f"{name}/{key}-over-{axis}",
+        title=f"{TITLES[key]} over {names.AXIS_LABELS[axis]}: {name}",
+        data=data,
+        draw=partial(draw_lines, lines=lines),
+        sources=tuple(sorted(set(part["source"]))),
+        caption=f"{_caption(key, part)}{MARKS if (data['mark'] != '').any() else ''} {chosen[:1].upper()}{chosen[1:]}",
+    )

@@ -1,0 +1,194 @@
+"""What a figure is, and the one that most of the report is made of: lines over an axis, a panel for each other setting.
+
+Room: `report`. May import nothing else of ours but the report's own modules. A figure is data (a table of what is plotted, hashed)
+and a function that draws it; checks compare the data, never the bytes of a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from maxsim_bench.report import names, style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+# Columns of the data behind a figure of lines: one line a point; `mark` is the status of what gave no number.
+LINE_COLUMNS = ("panel", "backend", "device", "x", "y", "low", "high", "mark")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of an element.
+
+    Attributes:
+        name: path below the output folder, without suffix ("forward/latency-over-B").
+        title, caption: plain text; the caption says what error bars and marks are.
+        data: exactly what is plotted, unrounded.
+        draw: data → matplotlib figure.
+        sources: CSVs that it follows from.
+        element: label of the paper's element that it answers, if one.
+    """
+
+    name: str
+    title: str
+    data: pd.DataFrame
+    draw: Callable[[pd.DataFrame], Drawing]
+    sources: tuple[str, ...]
+    caption: str = ""
+    element: str | None = None
+
+    def data_hash(self) -> str:
+        """SHA-256 of the plotted data (17 significant digits) and the title."""
+        body = self.data.to_csv(index=False, lineterminator="\n", float_format="%.17g")
+        return hashlib.sha256(f"{self.title}\x1e{body}".encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Lines:
+    """How a figure of lines is drawn. `unit_line` is a horizontal bound such as 1 × or 100 %."""
+
+    x_label: str
+    y_label: str
+    y_log: bool
+    unit_line: float | None = None
+
+
+def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
+    """Panels of lines with p20 to p80 as error bars, a colour and marker a backend, a line style a card.
+
+    What ran out of memory (or failed otherwise) stands at the upper edge of its panel, at its place on the axis, in
+    the colour of its backend: never a gap.
+    """
+    panels = list(dict.fromkeys(data["panel"]))
+    devices = list(dict.fromkeys(data["device"]))
+    drawing, axes = style.grid(len(panels))
+    handles: dict[str, Any] = {}
+    with style.rc():
+        for ax, panel in zip(axes, panels, strict=True):
+            part = data[data["panel"] == panel]
+            for (backend, device), points in part.groupby(["backend", "device"], sort=False):
+                label = names.backend(str(backend)) + (f", {names.card(str(device))}" if len(devices) > 1 else "")
+                dash = style.LINE_STYLES[devices.index(device) % len(style.LINE_STYLES)]
+                handles.setdefault(label, _line(ax, points.sort_values("x"), str(backend), dash))
+            _scales(ax, part, lines)
+            handles |= _failures(ax, part)
+            ax.set_title(panel)
+            ax.set_xlabel(lines.x_label)
+        for row_start in range(0, len(axes), 3):
+            axes[row_start].set_ylabel(lines.y_label)
+        style.legend(drawing, list(handles.values()), list(handles))
+    return drawing
+
+
+def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str) -> Any:
+    colour, marker = style.look(backend)
+    good = points[points["y"].notna()]
+    y = good["y"].to_numpy()
+    error = np.vstack([y - good["low"].fillna(good["y"]), good["high"].fillna(good["y"]) - y]).clip(min=0)
+    bar = ax.errorbar(
+        good["x"], y, yerr=_bars(error), color=colour, marker=marker, linestyle=dash, capsize=1.5, elinewidth=0.6,
+        markeredgewidth=0.4, markeredgecolor="white", capthick=0.6,
+    )  # fmt: skip
+    return bar.lines[0]
+
+
+def _bars(error: np.ndarray) -> np.ndarray | None:
+    """The error bars, or None where all have no length: bars of nothing are caps on nothing."""
+    return error if error.size and (error > 0).any() else None
+
+
+def _scales(ax: Any, part: pd.DataFrame, lines: Lines) -> None:
+    x = np.unique(part["x"].to_numpy(dtype=float))
+    if len(x) > 1 and x[0] > 0 and x[-1] / x[0] >= 4:
+        ax.set_xscale("log")
+        ax.minorticks_off()
+    ticks = x if len(x) <= 6 else x[np.unique(np.linspace(0, len(x) - 1, 6).round().astype(int))]
+    ax.set_xticks(ticks, [names.count(value) for value in ticks])
+    if len(x) > 1:
+        ax.set_xlim(_margin(x[0], x[-1], ax.get_xscale()))
+    y = part["y"].dropna()
+    if lines.y_log and len(y) and (y > 0).all():
+        ax.set_yscale("log")
+        if y.max() / y.min() < 20:
+            from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            ax.yaxis.set_major_formatter(ScalarFormatter())
+            ax.yaxis.set_minor_formatter(NullFormatter())
+        if y.max() / y.min() < 3:  # a narrow range on a log axis would show no tick
+            ax.set_yscale("linear")
+    if not lines.y_log and len(y):
+        ax.set_ylim(bottom=0)
+    if lines.unit_line is not None:
+        ax.axhline(lines.unit_line, color="black", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
+
+
+def _margin(low: float, high: float, scale: str) -> tuple[float, float]:
+    if scale == "log":
+        edge = (high / low) ** 0.06
+        return low / edge, high * edge
+    edge = 0.06 * (high - low)
+    return low - edge, high + edge
+
+
+def _failures(ax: Any, part: pd.DataFrame) -> dict[str, Any]:
+    """Marks at the upper edge, a row for each backend so that they do not cover each other."""
+    failed = part[part["mark"] != ""]
+    if failed.empty:
+        return {}
+    handles: dict[str, Any] = {}
+    level = {name: i for i, name in enumerate(dict.fromkeys(failed["backend"]))}
+    low, high = ax.get_ylim()
+    room = 0.07 * len(level) + 0.03
+    ax.set_ylim(low, high * (high / low) ** room if ax.get_yscale() == "log" else high + room * (high - low))
+    for (backend, status), points in failed.groupby(["backend", "mark"], sort=False):
+        height = np.full(len(points), 0.97 - 0.065 * level[str(backend)])
+        ax.plot(
+            points["x"], height, transform=ax.get_xaxis_transform(), linestyle="none", color=style.look(str(backend))[0],
+            marker=style.FAILURE_MARKERS.get(str(status), "|"), markersize=4.5, markeredgewidth=1.1, clip_on=False,
+        )  # fmt: skip
+        handles.setdefault(names.STATUS_WORDS.get(str(status), str(status)), _mark_handle(str(status)))
+    return handles
+
+
+def _mark_handle(status: str) -> Any:
+    from matplotlib.lines import Line2D
+
+    return Line2D([], [], linestyle="none", color="black", marker=style.FAILURE_MARKERS.get(status, "|"), markersize=4.5)
+
+
+def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Series) -> pd.DataFrame:
+    """`LINE_COLUMNS` of the rows: latency with p20 and p80, a speed-up with its interval, others without bars.
+
+    "unsupported" rows are left out (a backend that does not claim a cell has no place in it), every other status stays.
+    """
+    bounds = {"latency_ms": ("latency_p20_ms", "latency_p80_ms"), "speedup": ("speedup_low", "speedup_high")}
+    low, high = bounds.get(metric.column, (metric.column, metric.column))
+    data = pd.DataFrame(
+        {
+            "panel": panel,
+            "backend": frame["backend"],
+            "device": frame["device"],
+            "x": frame[axis],
+            "y": frame[metric.column] * metric.factor,
+            "low": frame[low] * metric.factor,
+            "high": frame[high] * metric.factor,
+            "mark": frame["status"].where(frame["status"] != "ok", ""),
+        },
+        columns=list(LINE_COLUMNS),
+    )
+    kept = (data["mark"] != "unsupported") & data["x"].notna() & (data["y"].notna() | (data["mark"] != ""))
+    return data[kept].sort_values(["panel", "backend", "device", "x"], kind="stable").reset_index(drop=True)
+
+
+def in_order(values: Sequence[str], order: Sequence[str]) -> list[str]:
+    """Values in a given order, unknown ones last by name."""
+    place = {name: i for i, name in enumerate(order)}
+    return sorted(set(values), key=lambda v: (place.get(v, len(place)), v))

@@ -1,0 +1,137 @@
+"""Results folders → one table of rows, with where each row came from.
+
+Room: `report`. May import: record, declare. Reading goes through the store, so what the report sees is validated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import read_environments, read_samples
+from maxsim_bench.record.store import Store
+
+# Folders below results/ that hold no committed rows of a card: this machine's own, and the small records of past runs.
+NOT_COMMITTED = frozenset({"local", "history"})
+
+
+class ReportError(ValueError):
+    """Something the report was given cannot be used; the message says what, where and what to do."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """Rows of one or more results folders.
+
+    Attributes:
+        frame: one line a row: the columns of `Row.columns()`, `device` (key of the card it was measured for) and
+            `source` (CSV, relative to its root). Numbers are float64, what was not measured is NaN.
+        rows: the same rows as objects, in the order of the frame.
+        paths: source → file.
+        environments: environment id → what was captured.
+    """
+
+    frame: pd.DataFrame
+    rows: tuple[Row, ...]
+    paths: Mapping[str, Path]
+    environments: Mapping[str, Any] = field(default_factory=dict)
+
+    def samples(self, source: str) -> dict[str, Any]:
+        """Row key → raw samples of one CSV; empty where none were kept."""
+        return read_samples(self.paths[source])
+
+    def only(self, mask: pd.Series) -> Results:
+        """The rows where `mask` (aligned with the frame) holds."""
+        kept = [row for row, wanted in zip(self.rows, mask, strict=True) if wanted]
+        return Results(self.frame[mask].reset_index(drop=True), tuple(kept), self.paths, self.environments)
+
+    def experiment(self, *names: str) -> Results:
+        """The rows of the named experiments."""
+        return self.only(self.frame["experiment"].isin(names))
+
+
+def csv_files(root: Path) -> list[Path]:
+    """The CSVs of a results folder: its own and those of its cards' folders, but not `local` and `history`.
+
+    `results` gives what is committed; `results/local` gives this machine's own. A CSV gives itself.
+
+    Raises:
+        ReportError: if there is no such file or folder.
+    """
+    if root.is_file():
+        return [root]
+    if not root.is_dir():
+        raise ReportError(f"{root}: no such results. Measure with `maxsim-bench run`, or name another --results.")
+    found = [p for p in root.rglob("*.csv") if not NOT_COMMITTED & set(p.relative_to(root).parts[:-1])]
+    return sorted(found)
+
+
+def load(roots: Sequence[Path]) -> Results:
+    """Every finished row below `roots`, the newest measurement of each cell and backend.
+
+    An older version of a backend leaves rows that a newer one replaces; they stay in the CSV, and comparing two runs
+    is how to see them. Where two roots hold the same row, the first root's is taken.
+    """
+    rows: list[tuple[Row, str]] = []
+    paths: dict[str, Path] = {}
+    environments: dict[str, Any] = {}
+    for root in roots:
+        for path in csv_files(root):
+            source = source_name(path, root)
+            if source not in paths:
+                paths[source] = path
+                environments |= read_environments(path.parent)
+                rows += [(row, source) for row in Store(path).rows()]
+    return results_of(newest(rows), paths, environments)
+
+
+def source_name(path: Path, root: Path) -> str:
+    """How sidecars and pages name a CSV: its path from the results folder on, `local/` kept as such."""
+    base = root if root.is_dir() else root.parent
+    relative = path.relative_to(base).as_posix()
+    return f"{base.name}/{relative}" if base.name in NOT_COMMITTED else relative
+
+
+def newest(rows: Iterable[tuple[Row, str]]) -> list[tuple[Row, str]]:
+    """Of several rows of one cell and backend the one measured last; the order of first appearance is kept."""
+    latest: dict[tuple[str, str], tuple[Row, str]] = {}
+    for row, source in rows:
+        subject = (row.cell.hash(), row.backend)
+        present = latest.get(subject)
+        if present is None or (row.measured_at or "") > (present[0].measured_at or ""):
+            latest[subject] = (row, source)
+    return list(latest.values())
+
+
+def results_of(
+    rows: Iterable[tuple[Row, str]], paths: Mapping[str, Path], environments: Mapping[str, Any] | None = None
+) -> Results:
+    """`Results` of rows with their sources."""
+    pairs = list(rows)
+    records = [{**row.to_record(), "device": row.cell.gpu, "source": source} for row, source in pairs]
+    columns = [*Row.columns(), "device", "source"]
+    frame = pd.DataFrame(records, columns=columns)
+    numeric = [name for name in columns if _numeric(name)]
+    frame[numeric] = frame[numeric].astype("float64")
+    frame["scores_bytes"] = 4.0 * pair_count(frame)
+    return Results(frame, tuple(row for row, _ in pairs), paths, environments or {})
+
+
+def pair_count(frame: pd.DataFrame) -> pd.Series:
+    """Scores a cell has: Nq·B, or B where query n meets document n only; NaN for cells without sizes."""
+    every = frame["Nq"].fillna(1.0) * frame["B"]
+    return every.where(frame["pairing"] != "pairs", frame["B"])
+
+
+def _numeric(name: str) -> bool:
+    for model in (Cell, Row):
+        field_ = model.model_fields.get(name)
+        if field_ is not None:
+            return any(kind in str(field_.annotation) for kind in ("int", "float"))
+    return False

@@ -1,0 +1,154 @@
+"""How the report spells things for a reader: backends, cards, axes, metrics with their units, statuses, numbers.
+
+Room: `report`. May import: declare. Rounding happens here and nowhere upstream.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+BACKENDS = {
+    "reference": "reference (FP64)",
+    "eager": "eager",
+    "eager_fp32": "eager, FP32 IEEE",
+    "eager_tf32": "eager, FP32/TF32",
+    "chunked": "chunked",
+    "compiled": "compiled",
+    "compiled_graphs": "compiled + graphs",
+    "fused": "fused (ours)",
+    "fused_portable": "fused, portable (ours)",
+    "fused_int8": "INT8, scale per token (ours)",
+    "fused_int8_doc": "INT8, scale per document (ours)",
+    "fused_int8_mixed": "FP16×INT8 (ours)",
+    "fused_fp8": "FP8, scale per token (ours)",
+    "fused_fp8_doc": "FP8, scale per document (ours)",
+    "dequantise_eager": "dequantise, then eager",
+    "flash_maxsim": "flash-maxsim",
+    "flash_maxsim_int8": "flash-maxsim INT8",
+    "flash_maxsim_int8_mixed": "flash-maxsim FP16×INT8",
+    "lik": "LIK",
+    "lik_fp8": "LIK FP8",
+    "maxsim_cpu": "maxsim-cpu",
+    "search": "search (ours)",
+    "search_int8": "search INT8 (ours)",
+    "search_int8_rescored": "search INT8 + rescoring (ours)",
+    "train_fused": "fused (ours)",
+    "train_lean": "lean (ours)",
+    "train_eager": "eager autograd",
+    "train_eager_tf32": "eager autograd, TF32",
+    "train_checkpointed": "checkpointed, chunked",
+    "train_flash_maxsim": "flash-maxsim",
+    "train_lik": "LIK",
+    "train_lik_lowmem": "LIK low-memory",
+    "train_csr": "inverse-grid CSR (ours)",
+    "train_csr_sort": "CSR by sort (ours)",
+    "train_atomic": "atomic (ours)",
+    "train_recompute": "recompute (ours)",
+}
+CARDS = {
+    "h200": "H200",
+    "h100-80gb": "H100 80 GB",
+    "a100-80gb": "A100 80 GB",
+    "a100-40gb": "A100 40 GB",
+    "cpu": "CPU",
+    "l4": "L4",
+    "rtx4090": "RTX 4090",
+}
+# Of a row that gave no number: what stands in a table's cell, and the marker in a figure.
+STATUS_WORDS = {
+    "oom": "OOM",
+    "timeout": "timeout",
+    "crash": "crash",
+    "error": "error",
+    "incorrect": "incorrect",
+    "unsupported": "n/a",
+    "skipped": "skipped",
+}
+AXIS_LABELS = {
+    "B": "documents B",
+    "Nq": "queries Nq",
+    "Lq": "query tokens Lq",
+    "Ld": "document tokens Ld",
+    "d": "embedding width d",
+    "chunk": "documents a chunk",
+    "k": "results kept k",
+}
+# Axes in the order in which tables and titles name them.
+AXES = (
+    "Nq", "B", "Lq", "Ld", "d", "dtype", "precision", "layout", "pairing", "length_distribution", "inputs", "dataset", "split",
+    "encoder", "chunk", "k", "quantiser", "memory_cap", "timing_policy", "variant",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of the rows as a reader sees it: `factor` turns the column's unit into `unit`."""
+
+    column: str
+    label: str
+    unit: str
+    factor: float = 1.0
+    higher_is_better: bool = False
+    log: bool = False
+
+    @property
+    def axis_label(self) -> str:
+        """Label with unit."""
+        return f"{self.label} [{self.unit}]" if self.unit else self.label
+
+
+METRICS = {
+    "latency": Metric("latency_ms", "latency", "ms", log=True),
+    "memory": Metric("peak_extra_bytes", "peak extra memory", "GB", 1e-9, log=True),
+    "speedup": Metric("speedup", "speed-up", "×", higher_is_better=True, log=True),
+    "ceiling": Metric("percent_of_ceiling", "of the binding ceiling", "%", higher_is_better=True),
+}
+
+
+def backend(name: str) -> str:
+    """A backend for a reader."""
+    return BACKENDS.get(name, name)
+
+
+def card(key: str) -> str:
+    """A card for a reader."""
+    return CARDS.get(key, key)
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """`digits` significant digits without an exponent between 1e-4 and 1e6; an empty string for what was not measured."""
+    if value is None or math.isnan(value):
+        return ""
+    if value == 0 or not math.isfinite(value):
+        return f"{value:g}"
+    size = math.floor(math.log10(abs(value)))
+    if not -5 < size < 7:
+        return f"{value:.{digits - 1}e}"
+    rounded = round(value, digits - 1 - size)
+    return f"{rounded:.{max(digits - 1 - size, 0)}f}"
+
+
+def count(value: float) -> str:
+    """1000 → "1K", 100000 → "100K", 1024 → "1024"."""
+    whole = int(value)
+    if whole >= 1000 and whole % 1000 == 0:
+        return f"{whole // 1000}K" if whole < 1_000_000 else f"{whole / 1e6:g}M"
+    return str(whole)
+
+
+def axis_value(axis: str, value: Any) -> str:
+    """The value of an axis for a table cell or a panel's title; what is not used is "–"."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "none" if axis == "memory_cap" else "–"
+    if axis == "memory_cap":
+        return f"{value / 1e9:g} GB"
+    if isinstance(value, float):
+        return count(value)
+    return str(value)
+
+
+def described(axes: dict[str, Any]) -> str:
+    """ "Lq = 32, Ld = 300" of a few axes."""
+    return ", ".join(f"{axis} = {axis_value(axis, value)}" for axis, value in axes.items())

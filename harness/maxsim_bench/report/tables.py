@@ -1,0 +1,120 @@
+"""One table, three spellings: Markdown for readers of the repository, LaTeX (booktabs) for a paper, CSV for a program.
+
+Room: `report`. Imports nothing else of ours but `names`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import jinja2
+import pandas as pd
+
+from maxsim_bench.report import names
+
+Format = Callable[[Any], str]
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
+    "−": r"$-$", "–": "--", "Δ": r"$\Delta$", "µ": r"$\mu$", "±": r"$\pm$", "·": r"$\cdot$", "⌈": r"$\lceil$", "⌉": r"$\rceil$",
+    "→": r"$\rightarrow$", "²": r"\textsuperscript{2}", "³": r"\textsuperscript{3}", "…": r"\ldots{}",
+}  # fmt: skip
+
+
+def shown(value: Any) -> str:
+    """A cell's text: three significant digits for a float, nothing for what is missing."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return ""
+    return names.number(value) if isinstance(value, float) else str(value)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: key in the frame, header with its unit, how a value is spelled, whether it is a number."""
+
+    key: str
+    header: str
+    format: Format = shown
+    right: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of an element: what a reader sees, and the CSVs it follows from.
+
+    Attributes:
+        name: path below the output folder, without suffix ("forward/latency").
+        title, caption: plain text.
+        columns, frame: what stands in it; the frame holds unrounded values.
+        sources: CSVs (as `Results.paths` names them) that it follows from.
+        element: label of the paper's element that it answers, if one.
+    """
+
+    name: str
+    title: str
+    columns: Sequence[Column]
+    frame: pd.DataFrame
+    sources: tuple[str, ...]
+    caption: str = ""
+    element: str | None = None
+    notes: tuple[str, ...] = field(default=())
+
+    def cells(self) -> list[list[str]]:
+        """The body as text."""
+        return [
+            [column.format(value) for column, value in zip(self.columns, line, strict=True)]
+            for line in self.frame[[c.key for c in self.columns]].itertuples(index=False, name=None)
+        ]
+
+    def markdown(self) -> str:
+        """A GitHub table with its caption below."""
+        return _render("table.md.j2", self)
+
+    def latex(self) -> str:
+        """A `table` with booktabs rules; needs \\usepackage{booktabs}."""
+        return _render("table.tex.j2", self)
+
+    def csv(self) -> str:
+        """Unrounded values under the keys of the columns."""
+        return str(self.frame[[c.key for c in self.columns]].to_csv(index=False, lineterminator="\n"))
+
+    def data_hash(self) -> str:
+        """SHA-256 of what the table says, independent of its spellings' layout."""
+        told = "\x1f".join([self.title, *(c.header for c in self.columns), *self.notes])
+        body = "\x1e".join("\x1f".join(line) for line in self.cells())
+        return hashlib.sha256(f"{told}\x1e{body}\x1e{self.csv()}".encode()).hexdigest()
+
+
+def latex_escape(text: str) -> str:
+    """Text that LaTeX prints as it stands."""
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def markdown_escape(text: str) -> str:
+    """Text that a table of Markdown keeps in its cell."""
+    return text.replace("\\", "\\\\").replace("|", "\\|").replace("\n", " ")
+
+
+@cache
+def templates() -> jinja2.Environment:
+    """The templates of this room; an undefined name is an error, HTML is escaped."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("maxsim_bench.report", "templates"),
+        undefined=jinja2.StrictUndefined,
+        autoescape=lambda name: name is not None and name.endswith(".html.j2"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"tex": latex_escape, "md": markdown_escape}
+    return environment
+
+
+def _render(template: str, table: Table) -> str:
+    return templates().get_template(template).render(table=table, cells=table.cells())
