@@ -1,1 +1,4 @@
-"""Room `retrieve`: data set and encoder in; token embeddings, rankings and fidelity rows out. May import: record, backends."""
+"""Room `retrieve`: data set and encoder in; token embeddings, rankings and fidelity rows out.
+
+May import: declare (the cell), record, backends.
+"""

@@ -47,7 +47,7 @@ def read_beir(
     name = name or path.name.split(".")[0]
     corpus, queries_file, qrels_file = _find(files, split)
     judgements = read_qrels(files, qrels_file)
-    queries = {q: text for q, text in _queries(files, queries_file)}
+    queries = dict(_queries(files, queries_file))
     found = {n: files.sha256(n) for n in (corpus, queries_file, qrels_file)}
     return build(
         name,
@@ -144,7 +144,8 @@ class Judgements:
 def read_qrels(files: Files, name: str) -> Judgements:
     """Judgements of a TSV or TREC file.
 
-    With or without a header, three columns (query, document, grade) or four (query, iteration, document, grade; a header
+    With or without a header, three columns (query, document, grade) or four (query, iteration, document, grade; a
+    header
     decides otherwise), separated by tabs or, where a line has none, by blanks. Ids are taken as they are: quotes mean
     nothing. A grade is a whole number, also written 1.0.
 

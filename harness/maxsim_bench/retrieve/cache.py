@@ -1,7 +1,9 @@
 """Embeddings on disk, found by what they are: content hash of the texts and identity of the encoder.
 
-Room: `retrieve`. May import: record, backends. One folder an entry: `manifest.json` and safetensors shards of some hundred
-items each. A shard is in the manifest only once it is whole on the disk, with its SHA-256, so an interrupted run goes on
+Room: `retrieve`. May import: record, backends. One folder an entry: `manifest.json` and safetensors shards of some
+hundred
+items each. A shard is in the manifest only once it is whole on the disk, with its SHA-256, so an interrupted run goes
+on
 where it stopped and a damaged shard is noticed and made again.
 """
 

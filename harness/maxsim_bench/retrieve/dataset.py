@@ -1,6 +1,7 @@
 """What a retrieval data set is here: documents as a stream, queries, judgements, and where all of it came from.
 
-Room: `retrieve`. May import: record, backends. Loaders in `retrieve/datasets/` build it; nothing else of the room knows formats.
+Room: `retrieve`. May import: record, backends. Loaders in `retrieve/datasets/` build it; nothing else of the room
+knows formats.
 """
 
 from __future__ import annotations

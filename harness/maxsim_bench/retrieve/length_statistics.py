@@ -1,6 +1,7 @@
 """Counts the tokens of every document of a collection: the real length distributions of packed cells.
 
-Room: `retrieve`. May import: record, backends. `python -m maxsim_bench.retrieve.length_statistics scifact apidocs ...` writes
+Room: `retrieve`. May import: record, backends. `python -m maxsim_bench.retrieve.length_statistics scifact apidocs
+...` writes
 `backends/lengths.json`: counts of lengths and nothing of the texts.
 """
 

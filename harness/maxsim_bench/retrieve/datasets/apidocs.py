@@ -33,15 +33,17 @@ MODULES = {
         "scipy.linalg scipy.ndimage scipy.optimize scipy.signal scipy.sparse scipy.sparse.csgraph scipy.sparse.linalg "
         "scipy.spatial scipy.spatial.distance scipy.special scipy.stats scipy.stats.qmc"
     ),
-    "pandas": "pandas pandas.api.types pandas.api.extensions pandas.api.indexers pandas.tseries.offsets pandas.plotting",
+    "pandas": "pandas pandas.api.types pandas.api.extensions pandas.api.indexers pandas.tseries.offsets"
+    " pandas.plotting",
     "matplotlib": (
         "matplotlib.artist matplotlib.axes matplotlib.axis matplotlib.cm matplotlib.collections matplotlib.colors "
         "matplotlib.dates matplotlib.figure matplotlib.gridspec matplotlib.image matplotlib.legend matplotlib.lines "
         "matplotlib.patches matplotlib.path matplotlib.scale matplotlib.text matplotlib.ticker matplotlib.transforms"
     ),
     "torch": (
-        "torch torch.nn torch.nn.functional torch.nn.init torch.nn.utils torch.optim torch.optim.lr_scheduler torch.linalg "
-        "torch.fft torch.special torch.distributions torch.autograd torch.sparse torch.utils.data torch.cuda"
+        "torch torch.nn torch.nn.functional torch.nn.init torch.nn.utils torch.optim torch.optim.lr_scheduler "
+        "torch.linalg torch.fft torch.special torch.distributions torch.autograd "
+        "torch.sparse torch.utils.data torch.cuda"
     ),
 }
 
@@ -160,7 +162,7 @@ def _entries() -> list[_Entry]:
 
 
 def _public() -> Iterator[tuple[str, Any]]:
-    """(qualified name, object) of public callables: what the modules export, and the public methods of their classes."""
+    """(qualified name, object) of public callables: what modules export, and the public methods of their classes."""
     for package, modules in MODULES.items():
         for module_name in modules.split():
             module = _import(module_name)

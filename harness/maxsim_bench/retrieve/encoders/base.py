@@ -1,4 +1,4 @@
-"""What an encoder is: texts or page images in, L2-normalised token embeddings out, with everything that decides them on record.
+"""What an encoder is: texts or page images in, token embeddings out, and all that decides them on record.
 
 Room: `retrieve`. May import: record, backends.
 """
@@ -52,7 +52,7 @@ class Identity:
     software: str = ""
 
     def hash(self) -> str:
-        """Sixteen hex digits of SHA-256 over every field but `software`, which rounds differently but means the same."""
+        """Sixteen hex digits of SHA-256 over every field but `software`, which only rounds differently."""
         fields = {k: v for k, v in asdict(self).items() if k != "software"}
         return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()[:16]
 

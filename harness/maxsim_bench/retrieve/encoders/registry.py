@@ -47,7 +47,8 @@ def load_encoder(name: str, device: str = "cpu") -> Encoder:
     """The encoder of that name on `device`.
 
     Raises:
-        EncoderError: for an unknown name, with the nearest; for packages or weights that are missing, with how to get them.
+        EncoderError: for an unknown name, with the nearest; for packages or weights that are missing, with how to get
+        them.
     """
     kind, _, options = name.partition(":")
     known = encoder_kinds()

@@ -1,0 +1,351 @@
+"""The audit of many data sets and backends: rankings, comparison, diagnosis; rows in the store, details beside it.
+
+Room: `retrieve`. May import: declare, record, backends. On a GPU each data set is audited in a process of its own,
+and again with
+one backend a process if that one dies, so the guilty backend gets the row and the others keep their numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+from maxsim_bench.backends import registry
+from maxsim_bench.backends.base import Backend
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.row import Row, Status
+from maxsim_bench.record.store import Store
+from maxsim_bench.retrieve import details
+from maxsim_bench.retrieve.audit import LIMIT, Audit, audit, identical
+from maxsim_bench.retrieve.cache import Progress, document_embeddings, query_embeddings
+from maxsim_bench.retrieve.dataset import Dataset
+from maxsim_bench.retrieve.datasets.registry import load_dataset
+from maxsim_bench.retrieve.diagnose import diagnose
+from maxsim_bench.retrieve.encoders.base import Identity
+from maxsim_bench.retrieve.encoders.registry import load_encoder
+from maxsim_bench.retrieve.isolate import Dead, in_own_process
+from maxsim_bench.retrieve.metrics import Evaluation
+from maxsim_bench.retrieve.rank import Ranked, rank, rankings
+from maxsim_bench.retrieve.rerank import bm25_candidates, rerank, run_candidates
+from maxsim_bench.retrieve.scoring import Scorer
+from maxsim_bench.retrieve.trec import write_run
+
+
+@dataclass(frozen=True)
+class Task:
+    """One data set under one encoder, and who ranks it.
+
+    Attributes:
+        cell: op "fidelity", with dataset, split, encoder and dtype; `k` and variant "first_stage=..." for reranking.
+        backends: names.
+        source: what to load where it is not `cell.dataset` (a path, which results should not hold).
+        first_stage: "bm25" or a TREC run file, None for full ranking.
+        options: for the loader of the data set (level, documents, queries, revision ...).
+    """
+
+    cell: Cell
+    backends: tuple[str, ...]
+    source: str | None = None
+    first_stage: str | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How and where tasks run.
+
+    Attributes:
+        device: "cpu" or "cuda": what ranks.
+        devices: where encoders run; default every visible GPU, or the processor.
+        gpu_name, environment_id, measured_at: recorded in the rows.
+        limit: largest |ΔnDCG@10| of a backend that claims to be exact.
+        data_dir: folder with data sets; default $MAXSIM_BENCH_DATA.
+        isolate: own processes; default on a GPU only.
+        timeout_s: for a data set with all its backends, where isolated.
+        runs_dir: write every ranking there as a TREC run file.
+        force: audit again what the store has.
+    """
+
+    device: str
+    gpu_name: str
+    devices: tuple[str, ...] = ()
+    environment_id: str | None = None
+    measured_at: str | None = None
+    limit: float = LIMIT
+    data_dir: Path | None = None
+    isolate: bool | None = None
+    timeout_s: float = 1800.0
+    runs_dir: Path | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one backend gave on one task; plain data, so that it crosses from a process of its own.
+
+    Attributes:
+        failure: (status, message), None where `audit` stands.
+        diagnosis: named mistakes, empty where scores are within the declared tolerance.
+        dataset_hash, facts: of the evaluation: manifest, encoder identity, counts of `Checks`.
+        exact, tolerance, version: as the backend declares them.
+    """
+
+    backend: str
+    version: str
+    exact: bool
+    tolerance: float
+    failure: tuple[str, str] | None = None
+    audit: Audit | None = None
+    diagnosis: tuple[str, ...] = ()
+    dataset_hash: str | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Rows of this run, those that break the limit or failed in words, and what looks suspicious."""
+
+    rows: list[Row]
+    failed: list[str]
+    suspicious: list[str]
+
+    @property
+    def exit_code(self) -> int:
+        """0 if every exact backend kept the limit and nothing failed, else 1."""
+        return int(bool(self.failed))
+
+
+def run_fidelity(
+    tasks: Sequence[Task],
+    settings: Settings,
+    store: Store,
+    *,
+    extra: Mapping[str, Backend] | None = None,
+    report: Callable[[Task, Finding], None] = lambda task, finding: None,
+    progress: Progress | None = None,
+) -> Outcome:
+    """Audit every task with every backend that the store does not hold yet; a row each, as soon as it is known.
+
+    Args:
+        extra: backends beyond the registry's, by name (never isolated).
+        report: called after every backend.
+        progress: (documents encoded, documents) while encoding, where not isolated.
+
+    Raises:
+        DataError, EncoderError: for a data set or encoder that cannot be had; nothing of that task is measured.
+    """
+    rows: list[Row] = []
+    failed: list[str] = []
+    suspicious: list[str] = []
+    seen: dict[str, Evaluation] = {}
+    for task in tasks:
+        wanted = [b for b in task.backends if settings.force or not store.has(_key(task, b, extra))]
+        if not wanted:
+            continue
+        findings = _findings(replace(task, backends=tuple(wanted)), settings, extra, progress)
+        for finding in findings:
+            row = to_row(task, finding, settings)
+            (store.replace if settings.force else store.append)([row])
+            rows.append(row)
+            failed += verdict(task, finding, settings.limit)
+            if finding.audit is not None:
+                suspicious += [f"{_where(task)}, {finding.backend}: {s}" for s in finding.audit.suspicious]
+                seen[_where(task)] = finding.audit.reference
+            report(task, finding)
+        details.write(store.path, task.cell, findings)
+    return Outcome(rows, failed, [*suspicious, *identical(seen)])
+
+
+def verdict(task: Task, finding: Finding, limit: float) -> list[str]:
+    """Why this finding fails the audit, in words; empty if it does not. "unsupported" is not a failure."""
+    where = f"{_where(task)}, {finding.backend}"
+    if finding.failure is not None:
+        status, message = finding.failure
+        return [] if status == "unsupported" else [f"{where}: {status}: {message}"]
+    assert finding.audit is not None
+    delta = finding.audit.delta.get("ndcg_at_10", 0.0)
+    problems = []
+    if finding.diagnosis:
+        problems.append(f"{where}: {'; '.join(finding.diagnosis)} (ΔnDCG@10 {delta:+.2e})")
+    if finding.exact and abs(delta) > limit:
+        problems.append(f"{where}: |ΔnDCG@10| = {abs(delta):.2e} exceeds the limit {limit:.0e}")
+    return problems
+
+
+def audit_task(
+    task: Task, settings: Settings, extra: Mapping[str, Backend] | None = None, progress: Progress | None = None
+) -> list[Finding]:
+    """Load, encode, rank, compare and diagnose one task, in this process."""
+    cell = task.cell
+    dataset = load_dataset(task.source or str(cell.dataset), cell.split, data_dir=settings.data_dir, **task.options)
+    devices = settings.devices or encoding_devices(settings.device)
+    encoder = load_encoder(str(cell.encoder), devices[0])
+    queries = query_embeddings(dataset, encoder, devices[:1])
+    corpus = document_embeddings(dataset, encoder, devices, progress)
+    known = {name: _backend(name, extra) for name in task.backends}
+    reference = Scorer(registry.get("reference"), cell, settings.device)
+    scorers = {name: Scorer(backend, cell, settings.device) for name, backend in known.items()}
+    if task.first_stage is None:
+        base, found = rank(dataset, queries, corpus, reference, scorers)
+    else:
+        depth = cell.k or 100
+        stage = task.first_stage
+        candidates = bm25_candidates(dataset, depth) if stage == "bm25" else run_candidates(dataset, Path(stage), depth)
+        base, found = rerank(dataset, queries, corpus, candidates, reference, scorers)
+    if settings.runs_dir is not None:
+        _write_runs(settings.runs_dir, task, dataset, {"reference": base, **found})
+    facts = _facts(dataset, encoder.identity, queries.lengths.tolist())
+    out = []
+    for name, one in found.items():
+        tolerance = known[name].tolerance(_forward(cell))
+        made = Finding(
+            backend=name,
+            version=known[name].version(),
+            exact=known[name].exact,
+            tolerance=tolerance,
+            failure=one.failure,
+            dataset_hash=dataset.dataset_hash,
+            facts=facts,
+        )
+        if one.failure is None:
+            differ = not known[name].exact and cell.dtype != "fp32"
+            assert one.errors is not None
+            made = replace(
+                made,
+                audit=audit(dataset, base, one, tolerance, should_differ=differ),
+                diagnosis=()
+                if one.errors.max_rel.max(initial=0.0) <= tolerance or task.first_stage is not None
+                else tuple(diagnose(dataset, queries, corpus, reference, scorers[name], one.errors, tolerance)),
+            )
+        out.append(made)
+    return out
+
+
+def to_row(task: Task, finding: Finding, settings: Settings) -> Row:
+    """The row of a finding. Scores beyond the declared tolerance make it `incorrect`, which holds no measure."""
+    common: dict[str, Any] = {
+        "cell": task.cell,
+        "backend": finding.backend,
+        "backend_version": finding.version,
+        "gpu": settings.gpu_name,
+        "dataset_hash": finding.dataset_hash,
+        "environment_id": settings.environment_id,
+        "measured_at": settings.measured_at,
+        "extra": json.dumps(finding.facts.get("row", {}), sort_keys=True) if finding.facts else None,
+    }
+    if finding.failure is not None:
+        return Row(**common, status=cast(Status, finding.failure[0]), error=finding.failure[1])
+    made = finding.audit
+    assert made is not None
+    errors: dict[str, Any] = {
+        "max_abs_err": float(made.errors.max_abs.max(initial=0.0)),
+        "mean_abs_err": made.errors.mean_abs,
+        "max_rel_err": float(made.errors.max_rel.max(initial=0.0)),
+    }
+    if finding.diagnosis:
+        told = f"{'; '.join(finding.diagnosis)} (nDCG@10 would move by {made.delta.get('ndcg_at_10', 0.0):+.4g})"
+        return Row(**common, **errors, status="incorrect", error=told)
+    return Row(
+        **common,
+        **errors,
+        **cast(dict[str, Any], made.evaluation.means),
+        status="ok",
+        ndcg_at_10_reference=made.reference.means.get("ndcg_at_10"),
+        delta=made.delta.get("ndcg_at_10"),
+        delta_low=made.interval[0],
+        delta_high=made.interval[1],
+        queries=len(made.evaluation.per_query),
+        queries_moved=len(made.moved),
+        ties=made.ties,
+        ties_across_cut=made.ties_across_cut,
+        topk_overlap=made.overlap[10],
+        topk_overlap_20=made.overlap[20],
+        topk_overlap_100=made.overlap[100],
+        spearman=made.spearman,
+        kendall=made.kendall,
+    )
+
+
+def encoding_devices(device: str) -> tuple[str, ...]:
+    """Every visible GPU for "cuda", else the processor."""
+    import torch
+
+    if device == "cuda":
+        return tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
+    return (device,)
+
+
+def _findings(
+    task: Task, settings: Settings, extra: Mapping[str, Backend] | None, progress: Progress | None
+) -> list[Finding]:
+    isolate = settings.device == "cuda" if settings.isolate is None else settings.isolate
+    if extra or not isolate:
+        return audit_task(task, settings, extra, progress)
+    try:
+        return in_own_process(audit_task, (task, settings), settings.timeout_s)
+    except Dead as dead:
+        if len(task.backends) == 1:
+            return [_dead(task.backends[0], task.cell, dead)]
+    out: list[Finding] = []
+    for name in task.backends:
+        out += _findings(replace(task, backends=(name,)), settings, None, progress)
+    return out
+
+
+def _dead(name: str, cell: Cell, dead: Dead) -> Finding:
+    backend = registry.get(name)
+    return Finding(name, backend.version(), backend.exact, backend.tolerance(_forward(cell)), (dead.status, str(dead)))
+
+
+def _backend(name: str, extra: Mapping[str, Backend] | None) -> Backend:
+    return extra[name] if extra and name in extra else registry.get(name)
+
+
+def _key(task: Task, name: str, extra: Mapping[str, Backend] | None) -> str:
+    from maxsim_bench.declare.cell import row_key
+
+    return row_key(task.cell.hash(), name, _backend(name, extra).version())
+
+
+def _forward(cell: Cell) -> Cell:
+    """The cell as backends know it, for what they declare about it."""
+    return cell.model_copy(update={"op": "forward"})
+
+
+def _where(task: Task) -> str:
+    cell = task.cell
+    parts = [str(cell.dataset), cell.split, cell.encoder, cell.dtype, cell.variant]
+    return " ".join(p for p in parts if p)
+
+
+def _write_runs(folder: Path, task: Task, dataset: Dataset, found: Mapping[str, Ranked]) -> None:
+    for name, one in found.items():
+        if one.failure is None:
+            path = folder / f"{details.stem(task.cell)}-{name}.run"
+            write_run(path, rankings(dataset, one.top), f"maxsim-bench-{name}")
+
+
+def _facts(dataset: Dataset, identity: Identity, query_lengths: Sequence[int]) -> dict[str, Any]:
+    """What a result records: briefly in the row, at length in the details file."""
+    checks = dataset.checks
+    counts = {
+        "unknown_documents": len(checks.unknown_documents),
+        "unknown_queries": len(checks.unknown_queries),
+        "without_relevant": len(checks.without_relevant),
+        "duplicate_judgements": checks.duplicate_judgements,
+        "repeated_texts": checks.repeated_texts,
+        "queries_without_tokens": sum(n == 0 for n in query_lengths),
+    }
+    row = {
+        "documents": len(dataset.document_ids),
+        "encoder": {
+            k: v for k, v in asdict(identity).items() if k not in ("name", "d", "dtype", "software", "normalisation")
+        },
+        "drop_own_id": dataset.drop_own_id,
+        "level": dataset.manifest.get("level"),
+        **{k: v for k, v in counts.items() if v},
+    }
+    return {"row": row, "manifest": dataset.manifest, "encoder": asdict(identity), "checks": counts}
