@@ -167,4 +167,4 @@ def probe(device: str) -> None:
     a = torch.ones(64, 64, device=device)
     total = float((a @ a).sum())
     if total != 64.0**3:
-        raise RuntimeError(f"the device says that 64³ is {total}: it no longer computes")
+        raise RuntimeError(f"the device is lost: it says that 64³ is {total}")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from maxsim_bench.backends.base import Backend, Inputs
-from maxsim_bench.backends.inputs import make_inputs
 from maxsim_bench.measure import memory
 from maxsim_bench.measure.clock import l2_bytes
 from maxsim_bench.measure.datasheet import Peak, impossible, peak_of
@@ -19,11 +18,14 @@ from maxsim_bench.measure.failures import describe, kind_of
 from maxsim_bench.measure.graphs import CaptureError
 from maxsim_bench.measure.nvml import Conditions, Sampler
 from maxsim_bench.measure.timer import Call, Timing, TimingFailure, time_callables
-from maxsim_bench.run.check import ResultError, Truth, checksum, poison_free_memory, stale
+from maxsim_bench.run.cell_inputs import draw_inputs, resident_bytes
+from maxsim_bench.run.check import ResultError, Truth, checksum, judge_as_returned, poison_free_memory, stale
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
 from maxsim_bench.run.rows import Frame, Outcome, build_row, sample_record
+from maxsim_bench.run.truth import truth_of
 from maxsim_bench.run.work import Work, work_of
 
+_REFERENCE_OP = {"search": "forward"}  # a search is checked against the scores of every document
 _MOST_SETS = 8
 _CPU_CACHE_BYTES = 32 << 20
 _MEMORY_SHARE = 0.6  # of what is free, for inputs and what backends prepare from them
@@ -43,16 +45,15 @@ class CellMeasurement:
         self.conditions = Conditions()
         self.work: Work | None = None
         self.input_bytes: int | None = None
+        self.resident = self.elsewhere = 0  # bytes of a set on the device, and in host memory for a GPU
         self.sets = 0
 
     def run(self) -> CellResult:
         """Measure, and give everything back to the allocator."""
-        try:
-            with memory.cap(self.cell.memory_cap, self.device):
-                self._measure()
-        finally:
-            memory.forget_compiled()
-            memory.settle(self.device)
+        with memory.cap(self.cell.memory_cap, self.device):
+            self._measure()
+        memory.forget_compiled()
+        memory.settle(self.device)
         frame = Frame(self.request, self.hello, self.work, self.input_bytes, self.sets, self.conditions)
         rows = [build_row(frame, name, outcome) for name, outcome in self.outcomes.items()]
         samples = {
@@ -62,16 +63,21 @@ class CellMeasurement:
 
     def _measure(self) -> None:
         self.step("making the inputs and the reference's results")
-        reason = self.reference.supports(self.cell, self.device)
+        reason = self.reference.supports(
+            self.cell.model_copy(update={"quantiser": None, "op": _REFERENCE_OP.get(self.cell.op, self.cell.op)}),
+            self.device,
+        )
         if reason is not None:
             self._fail_all("error", f"nothing to compare with: the reference {reason}")
             return
         try:
-            inputs = make_inputs(self.cell, self.device, 0)
+            inputs = draw_inputs(self.cell, self.device, 0)
             self.input_bytes = sum(t.nbytes for t in inputs.tensors())
+            self.resident = resident_bytes(inputs, self.device)
+            self.elsewhere = self.input_bytes - self.resident
             lengths = None if inputs.d_lengths is None else inputs.d_lengths.flatten().tolist()
             self.work = work_of(self.cell, lengths)
-            truth = Truth(self.cell, inputs, self.reference)
+            truth = truth_of(self.cell, inputs, self.reference)
         except Exception as error:
             kind = self._kind(error)
             told = "the inputs and the reference's results do not fit: " if kind == "oom" else "making the inputs: "
@@ -113,7 +119,7 @@ class CellMeasurement:
         if checksum(inputs) == bits:
             return inputs
         outcome.fail("incorrect", "overwrites its inputs: they are not the same after its calls")
-        return make_inputs(self.cell, self.device, 0)
+        return draw_inputs(self.cell, self.device, 0)
 
     def _check_alone(self, name: str, inputs: Inputs, truth: Truth, baseline: int | None) -> None:
         backend, outcome = self.backends[name], self.outcomes[name]
@@ -123,10 +129,10 @@ class CellMeasurement:
         if prepared is not None and baseline is not None:
             outcome.prepare_bytes = max(prepared - baseline, 0)
         outcome.kernel_config = self._kernel_config(backend, inputs)
-        poison_free_memory(truth.want)
+        poison_free_memory(truth.like)
         tolerance = backend.tolerance(self.cell)
         output = call()
-        verdict = truth.judge(output, tolerance)
+        verdict = judge_as_returned(truth, output, tolerance)
         outcome.errors = verdict.errors
         wrong = verdict.wrong or stale(call, output, truth, tolerance)
         if wrong is not None:
@@ -151,7 +157,7 @@ class CellMeasurement:
         self.step("making fresh inputs")
         self.sets = self._count_sets()
         try:
-            sets = [self._fresh(used), *(make_inputs(self.cell, self.device, i + 2) for i in range(self.sets - 1))]
+            sets = [self._fresh(used), *(draw_inputs(self.cell, self.device, i + 2) for i in range(self.sets - 1))]
         except Exception as error:
             for name in self._ok():
                 self.outcomes[name].fail("oom" if self._kind(error) == "oom" else "error", describe(error))
@@ -162,10 +168,9 @@ class CellMeasurement:
 
     def _fresh(self, used: Inputs) -> Inputs:
         """New contents at the old addresses where they fit: a backend that caches by address then answers wrongly."""
-        assert self.input_bytes is not None
-        if memory.available_bytes(self.device, self.cell.memory_cap) < 2 * self.input_bytes:
+        if not self._room(2 * self.resident, 2 * self.elsewhere):
             return used
-        drawn = make_inputs(self.cell, self.device, 1)
+        drawn = draw_inputs(self.cell, self.device, 1)
         for old, new in zip(used.tensors(), drawn.tensors(), strict=True):
             if old.shape != new.shape:
                 return drawn
@@ -178,9 +183,14 @@ class CellMeasurement:
         assert self.input_bytes is not None
         cache = (l2_bytes() or 0) if self.device == "cuda" else _CPU_CACHE_BYTES
         wanted = min(_MOST_SETS, max(2, math.ceil(2 * cache / max(self.input_bytes, 1))))
-        a_set = self.input_bytes + sum(self.outcomes[n].prepare_bytes or 0 for n in self._ok())
-        room = _MEMORY_SHARE * memory.available_bytes(self.device, self.cell.memory_cap)
-        return max(1, min(wanted, int(room / max(a_set, 1))))
+        prepared = sum(self.outcomes[n].prepare_bytes or 0 for n in self._ok())
+        fitting = [n for n in range(wanted, 0, -1) if self._room(n * (self.resident + prepared), n * self.elsewhere)]
+        return fitting[0] if fitting else 1
+
+    def _room(self, here: int, in_host_memory: int) -> bool:
+        """Whether so many bytes on the device and in host memory leave enough of both."""
+        free = _MEMORY_SHARE * memory.available_bytes(self.device, self.cell.memory_cap)
+        return here <= free and (in_host_memory == 0 or in_host_memory <= _MEMORY_SHARE * memory.available_bytes("cpu"))
 
     def _groups(self) -> list[list[str]]:
         """Backends that fit into memory together, the baseline first in every group; one group where all fit."""
@@ -207,7 +217,7 @@ class CellMeasurement:
     def _time_group(self, group: list[str], sets: list[Inputs]) -> None:
         """Time backends against each other, then check what came out; one that runs out of memory is tried alone."""
         bits = [checksum(inputs) for inputs in sets]
-        truths = [Truth(self.cell, inputs, self.reference) for inputs in sets]
+        truths = [truth_of(self.cell, inputs, self.reference) for inputs in sets]
         calls: dict[str, list[Call]] = {}
         crowded: list[str] = []
         for name in group:
@@ -265,7 +275,7 @@ class CellMeasurement:
         if len(group) == 1:
             self.outcomes[group[0]].fail("incorrect", "overwrites its inputs while it is timed")
         for i in range(len(sets)):
-            sets[i] = make_inputs(self.cell, self.device, i + 1)
+            sets[i] = draw_inputs(self.cell, self.device, i + 1)
         if len(group) > 1:
             for name in group:
                 self.outcomes[name] = replace(self.outcomes[name], status="ok", error=None, timing=None)

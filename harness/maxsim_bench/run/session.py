@@ -11,6 +11,7 @@ from typing import Any
 from maxsim_bench.backends.base import Backend
 from maxsim_bench.measure import environment, memory
 from maxsim_bench.measure.ceilings import measure_ceilings
+from maxsim_bench.measure.failures import describe, kind_of
 from maxsim_bench.run.measure_cell import CellMeasurement
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
 
@@ -62,13 +63,15 @@ class CellSession:
         Raises:
             LostDeviceError: if the device no longer computes.
         """
-        result = CellMeasurement(request, self.hello_once(), self._resolve, step).run()
-        result.unhealthy = memory.leak(self._baseline, self.device)
-        memory.freeze()
         try:
+            result = CellMeasurement(request, self.hello_once(), self._resolve, step).run()
+            result.unhealthy = memory.leak(self._baseline, self.device)
+            memory.freeze()
             memory.probe(self.device)
-        except RuntimeError as error:
-            raise LostDeviceError(f"after cell {request.cell.hash()}: {error}") from error
+        except Exception as error:
+            if kind_of(error) == "fatal":  # reported wherever the next call happens to wait for the device
+                raise LostDeviceError(describe(error)) from error
+            raise
         return result
 
     def hello_once(self) -> Hello:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from maxsim_bench.declare.cell import Cell
 
 _ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
-_SCORE_BYTES = 4
+_CODE, _SCORE, _NUMBER = 1, 4, 8  # bytes of a quantised element, a score, a document number
 # A training step multiplies three times: scores, then the winners' gradients to each side, which are sparse. Only the
 # first is dense work; the gradients add 2 · d operations a winning pair and side.
 _GRADIENT_SIDES = 2
@@ -35,10 +35,12 @@ class Work:
 
 
 def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
-    """Work of a `forward` or `training_step` cell.
+    """Work of a `forward`, `search` or `training_step` cell.
 
     Every query has Lq tokens. `forward` multiplies 2 · Lq · d for each query and each token of the documents it meets:
-    2 · Nq · Lq · Σ Ld · d for pairing "all". `training_step` adds the gradients of the winning tokens and writes both.
+    2 · Nq · Lq · Σ Ld · d for pairing "all". `search` writes k scores and numbers a query instead of all scores.
+    `training_step` adds the gradients of the winning tokens and writes both. Documents of a quantised cell are one byte
+    an element; scales are left out.
 
     Args:
         cell: with Nq, B, Lq, Ld, d and dtype set.
@@ -51,8 +53,10 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
     pairs = documents * meets
     flops = 2.0 * Lq * d * tokens * meets
     element = _ELEMENT[cell.dtype or "fp32"]
-    query_bytes, document_bytes = Nq * Lq * d * element, tokens * d * element
-    bytes_min = float(query_bytes + document_bytes + pairs * _SCORE_BYTES)
+    query_bytes = Nq * Lq * d * element
+    document_bytes = tokens * d * (element if cell.quantiser is None else _CODE)
+    written = pairs * _SCORE if cell.k is None else Nq * cell.k * (_SCORE + _NUMBER)
+    bytes_min = float(query_bytes + document_bytes + written)
     if cell.op == "training_step":
         flops += _GRADIENT_SIDES * 2.0 * pairs * Lq * d
         bytes_min += query_bytes + document_bytes  # the gradients have the shape and dtype of the inputs

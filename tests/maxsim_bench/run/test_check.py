@@ -1,54 +1,15 @@
-"""What is compared with what, and whether inputs were written to."""
+"""Samples of documents, and whether inputs were written to."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.run import check
-from maxsim_bench.run.check import ResultError, Truth, checksum, draw, results, select
-
-
-def reference() -> Any:
-    import measured_backends
-
-    return measured_backends.get("reference")
-
-
-def dense(cell: Cell, seed: int = 0) -> Inputs:
-    assert cell.Nq and cell.B and cell.Lq and cell.Ld and cell.d  # noqa: PT018  # narrows five at once
-    rng = torch.Generator().manual_seed(seed)
-    Q = torch.randn(cell.Nq, cell.Lq, cell.d, generator=rng)
-    return Inputs(Q, torch.randn(cell.B, cell.Ld, cell.d, generator=rng))
-
-
-def test_the_reference_against_itself_is_exact(make_cell: Callable[..., Cell]) -> None:
-    cell = make_cell()
-    inputs = dense(cell)
-    verdict = Truth(cell, inputs, reference()).judge(reference().prepare(cell, inputs)(), 0.0)
-    assert verdict.wrong is None
-    assert verdict.errors.exact
-
-
-def test_a_large_cell_is_checked_on_a_sample_with_both_ends(
-    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(check._WHOLE, "cpu", 0.0)
-    monkeypatch.setitem(check._SAMPLE_OPERATIONS, "cpu", 0.0)
-    cell = make_cell(B=50)
-    inputs = dense(cell)
-    truth = Truth(cell, inputs, reference())
-    assert truth.sample is not None
-    assert {0, 49} <= set(truth.sample)
-    output = reference().prepare(cell, inputs)()
-    assert truth.judge(output, 0.0).wrong is None
-    output[0, 49] += 1.0
-    assert "skips the tail" in str(truth.judge(output, 0.0).wrong)
+from maxsim_bench.run.check import ResultError, checksum, draw, results, select
 
 
 def test_a_sample_is_sorted_distinct_reproducible_and_no_larger_than_asked() -> None:

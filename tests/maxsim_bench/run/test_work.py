@@ -23,6 +23,13 @@ def test_only_real_tokens_count(make_cell: Callable[..., Cell]) -> None:
     assert work.bytes_min == 4 * 8 * 4 + 6 * 8 * 4 + 3 * 4
 
 
+def test_a_search_reads_the_corpus_and_writes_k_results(make_cell: Callable[..., Cell]) -> None:
+    cell = make_cell(op="search", k=2, Nq=2, B=3, Lq=4, Ld=5, d=8, dtype="fp16")
+    assert work_of(cell).bytes_min == 2 * 4 * 8 * 2 + 3 * 5 * 8 * 2 + 2 * 2 * 12
+    coded = make_cell(op="search", k=2, Nq=2, B=3, Lq=4, Ld=5, d=8, dtype="fp16", quantiser="int8_per_token")
+    assert work_of(coded).bytes_min == 2 * 4 * 8 * 2 + 3 * 5 * 8 + 2 * 2 * 12
+
+
 def test_pairs_and_candidates_meet_once(make_cell: Callable[..., Cell]) -> None:
     pairs = work_of(make_cell(Nq=3, B=3, Lq=4, Ld=5, d=8, pairing="pairs"))
     assert (pairs.pairs, pairs.flops) == (3, 2 * 3 * 4 * 5 * 8)

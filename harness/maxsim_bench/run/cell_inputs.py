@@ -1,0 +1,43 @@
+"""The inputs of a cell where its operator wants them: on the device, or the corpus of a search in host memory.
+
+Room: `run`. May import: declare, record, measure, backends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from maxsim_bench.backends.base import Inputs
+from maxsim_bench.backends.inputs import make_inputs
+from maxsim_bench.declare.cell import Cell
+
+_BLOCK_DOCUMENTS = 4096
+_BLOCKS_A_SET = 1 << 20  # more blocks than any corpus has, so that no two sets share a seed
+
+
+def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
+    """Inputs of set `set_index` of a cell.
+
+    For op "search" on a GPU the queries lie there and the corpus in pinned host memory: dense documents are drawn on
+    the GPU block by block, for a processor takes minutes for what a card draws in seconds.
+    """
+    if cell.op != "search" or device != "cuda":
+        return make_inputs(cell, device, set_index)
+    if cell.layout not in (None, "dense"):
+        drawn = make_inputs(cell, "cpu", set_index)
+        return replace(drawn, Q=drawn.Q.to(device), D=drawn.D.pin_memory())
+    import torch
+
+    assert cell.B is not None
+    queries = make_inputs(cell.model_copy(update={"B": 1}), device, set_index)
+    corpus = torch.empty((cell.B, *queries.D.shape[1:]), dtype=queries.D.dtype, pin_memory=True)
+    for number, start in enumerate(range(0, cell.B, _BLOCK_DOCUMENTS)):
+        count = min(_BLOCK_DOCUMENTS, cell.B - start)
+        block = make_inputs(cell.model_copy(update={"B": count}), device, (set_index + 1) * _BLOCKS_A_SET + number)
+        corpus[start : start + count].copy_(block.D)
+    return Inputs(Q=queries.Q, D=corpus)
+
+
+def resident_bytes(inputs: Inputs, device: str) -> int:
+    """Bytes of the inputs on `device`."""
+    return sum(t.nbytes for t in inputs.tensors() if t.device.type == device)

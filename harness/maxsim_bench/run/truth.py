@@ -1,0 +1,203 @@
+"""What the right results of a cell are: the FP32 reference on the cell's own inputs, and what is wrong with others.
+
+Room: `run`. May import: declare, record, measure, backends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from maxsim_bench.backends.base import Backend, Inputs
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.measure.errors import Errors, compare, distances
+from maxsim_bench.run.check import ResultError, Truth, Verdict, draw, results, select
+from maxsim_bench.run.work import work_of
+
+if TYPE_CHECKING:
+    import torch
+
+# Up to this many operations the reference scores the whole cell; beyond, a sample of its documents.
+_WHOLE = {"cuda": 2e12, "cpu": 1e9}
+_SAMPLE_OPERATIONS = {"cuda": 2e11, "cpu": 1e8}
+_FEWEST_DOCUMENTS = 8
+
+# A sampled reference multiplies matrices of another shape than the whole cell's, so not even the reference itself is
+# equal to it bit by bit: only the order of fp32 additions differs.
+_SAMPLE_ROUNDING = 1e-5
+
+# Largest relative error on unit vectors that a rounding of fp32 operands to a narrower type explains (bf16: 2^-9 each).
+_CAST_ERROR = 2e-2
+
+
+_SEARCH_BLOCK_BYTES = 1 << 28  # of a corpus in host memory, scored at a time
+
+
+def truth_of(cell: Cell, inputs: Inputs, reference: Backend) -> Truth:
+    """The truth of a cell, for its operator. A quantised cell is compared with the embeddings as given."""
+    given = cell.model_copy(update={"quantiser": None})
+    return SearchTruth(given, inputs, reference) if cell.op == "search" else ScoreTruth(given, inputs, reference)
+
+
+class ScoreTruth:
+    """The reference's results on one input set, computed before any backend could touch the inputs."""
+
+    def __init__(self, cell: Cell, inputs: Inputs, reference: Backend) -> None:
+        """Score all documents, or a sample of them: the first and last few, and others drawn from the cell's seed."""
+        self.cell = cell
+        device = inputs.Q.device.type
+        flops = work_of(cell).flops
+        self.documents = documents_of(cell, inputs)
+        self.sample: list[int] | None = None
+        if cell.op == "forward" and flops > _WHOLE[device]:
+            most = int(_SAMPLE_OPERATIONS[device] / (flops / self.documents))
+            self.sample = draw(self.documents, max(_FEWEST_DOCUMENTS, most), cell.seed)
+        part = inputs if self.sample is None else select(cell, inputs, self.sample)
+        changed = cell if self.sample is None else _resized(cell, len(self.sample))
+        self.want = results(reference.prepare(changed, part)())
+        self.like = self.want
+
+    def judge(self, output: object, tolerance: float) -> Verdict:
+        """Compare a backend's output with the reference.
+
+        Args:
+            output: what the backend's callable returned.
+            tolerance: admitted relative error; on a sample at least that of another order of summation.
+
+        Raises:
+            ResultError: for an output that has not the reference's shapes.
+        """
+        got = [t if self.sample is None else _columns(self.cell, t, self.sample) for t in self._shaped(output)]
+        if self.sample is not None:
+            tolerance = max(tolerance, _SAMPLE_ROUNDING)
+        errors = [_errors(self.cell, g, w) for g, w in zip(got, self.want, strict=True)]
+        worst = Errors(max(e.max_abs for e in errors), max(e.mean_abs for e in errors), max(e.max_rel for e in errors))
+        if worst.max_rel <= tolerance:
+            return Verdict(worst, None)
+        return Verdict(worst, self._diagnosis(got, worst, tolerance))
+
+    def _shaped(self, output: object) -> list[torch.Tensor]:
+        got = results(output)
+        if len(got) != len(self.want):
+            raise ResultError(f"returns {len(got)} tensors, but the operator has {len(self.want)} results")
+        for g, w in zip(got, self.want, strict=True):
+            shape = list(w.shape)
+            if self.sample is not None:
+                shape[_document_axis(self.cell)] = self.documents
+            if list(g.shape) != shape:
+                raise ResultError(f"returns shape {list(g.shape)}, but the result has {shape}")
+        return got
+
+    def _diagnosis(self, got: list[torch.Tensor], errors: Errors, tolerance: float) -> str:
+        """What kind of wrong it is, as far as the numbers show."""
+        told = _told(errors, tolerance)
+        g, w = got[0], self.want[0]
+        if bool((g.isnan() & ~w.isnan()).any()):
+            told += "; NaN where the reference has numbers: part of the result was never written, or padding was read"
+        if self.cell.op != "forward":
+            return told
+        axis = _document_axis(self.cell)
+        wrong = distances(g.double(), w.double()) > max(tolerance, 1e-4) * w.double().abs()
+        others = [i for i in range(wrong.dim()) if i != axis]
+        documents = wrong.amax(dim=others) if others else wrong
+        first = int(documents.int().argmax())
+        if bool(documents.any()) and first > 0 and bool(documents[first:].all()):
+            index = first if self.sample is None else self.sample[first]
+            return f"{told}; skips the tail: wrong from document {index} to the last"
+        if self.cell.dtype == "fp32" and errors.max_rel <= _CAST_ERROR:
+            return f"{told}; as large as a cast of fp32 operands to a narrower type makes it"
+        return told
+
+
+class SearchTruth:
+    """Scores of every document by the reference, and the best k of them."""
+
+    def __init__(self, cell: Cell, inputs: Inputs, reference: Backend) -> None:
+        """Score the corpus block by block on the device of the queries, wherever the documents lie."""
+        import torch
+
+        assert cell.k is not None, "a search that no backend supports without k was not sent here"
+        forward = cell.model_copy(update={"op": "forward", "k": None})
+        documents = documents_of(cell, inputs)
+        step = max(1, _SEARCH_BLOCK_BYTES // max(1, inputs.D.nbytes // max(1, documents)))
+        parts = []
+        for start in range(0, documents, step):
+            block = range(start, min(start + step, documents))
+            part = select(forward, inputs, list(block))
+            here = _together(part)
+            parts += results(reference.prepare(_resized(forward, len(block)), here)())
+        self.scores = torch.cat(parts, dim=1)
+        self.best = self.scores.topk(min(cell.k, documents), dim=1).values
+        self.like = [self.best]
+
+    def judge(self, output: object, tolerance: float) -> Verdict:
+        """Returned scores are those of the documents named, and those documents are the best there are.
+
+        Both within `tolerance`, so that documents of nearly equal scores may change places.
+        """
+        got, ids = self._shaped(output)
+        true = self.scores.gather(1, ids)
+        claimed, chosen = compare(got, true), compare(true.sort(dim=1, descending=True).values, self.best)
+        if claimed.max_rel > tolerance:
+            return Verdict(claimed, f"returned scores are not their documents': {_told(claimed, tolerance)}")
+        if chosen.max_rel > tolerance:
+            return Verdict(claimed, f"better documents were missed: {_told(chosen, tolerance)}")
+        return Verdict(claimed, None)
+
+    def _shaped(self, output: object) -> tuple[torch.Tensor, torch.Tensor]:
+        parts = list(output) if isinstance(output, (tuple, list)) else []
+        if len(parts) != 2 or any(list(part.shape) != list(self.best.shape) for part in parts):
+            raise ResultError(f"returns no pair of scores and document numbers of shape {list(self.best.shape)}")
+        got, ids = (part.to(self.scores.device) for part in parts)
+        ids = ids.long()
+        if bool(((ids < 0) | (ids >= self.scores.shape[1])).any()):
+            raise ResultError("returns document numbers that do not exist")
+        ordered = ids.sort(dim=1).values
+        if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+            raise ResultError("returns a document twice")
+        return got, ids
+
+
+def _together(inputs: Inputs) -> Inputs:
+    """Inputs with the documents on the device of the queries."""
+    device = inputs.Q.device
+    lengths = None if inputs.d_lengths is None else inputs.d_lengths.to(device)
+    offsets = None if inputs.cu_seqlens is None else inputs.cu_seqlens.to(device)
+    return replace(inputs, D=inputs.D.to(device), d_lengths=lengths, cu_seqlens=offsets)
+
+
+def _told(errors: Errors, tolerance: float) -> str:
+    return f"relative error {errors.max_rel:.3g}, admitted {tolerance:g}"
+
+
+def _errors(cell: Cell, got: torch.Tensor, want: torch.Tensor) -> Errors:
+    """Scores elementwise; gradients relative to the largest one, for most of a gradient is zero or small."""
+    errors = compare(got, want)
+    if cell.op == "forward" or not want.numel():
+        return errors
+    largest = float(want.abs().max())
+    return replace(errors, max_rel=errors.max_abs / largest if largest and errors.max_abs else errors.max_abs)
+
+
+def documents_of(cell: Cell, inputs: Inputs) -> int:
+    """Documents along the result's document axis."""
+    if cell.pairing == "candidates":
+        return inputs.D.shape[1]
+    return inputs.D.shape[0] if inputs.cu_seqlens is None else inputs.cu_seqlens.shape[0] - 1
+
+
+def _document_axis(cell: Cell) -> int:
+    return 0 if cell.pairing == "pairs" else 1
+
+
+def _columns(cell: Cell, scores: torch.Tensor, sample: list[int]) -> torch.Tensor:
+    import torch
+
+    return scores.index_select(_document_axis(cell), torch.tensor(sample, device=scores.device))
+
+
+def _resized(cell: Cell, documents: int) -> Cell:
+    update: dict[str, object] = {"B": documents}
+    if cell.pairing == "pairs":
+        update["Nq"] = documents
+    return cell.model_copy(update=update)

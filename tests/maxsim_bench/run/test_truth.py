@@ -1,0 +1,111 @@
+"""What is compared with what: scores whole or on a sample, searches by their documents' scores."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from maxsim_bench.backends.base import Inputs
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.run import truth
+from maxsim_bench.run.check import ResultError
+from maxsim_bench.run.truth import ScoreTruth, truth_of
+
+
+def reference() -> Any:
+    import measured_backends
+
+    return measured_backends.get("reference")
+
+
+def dense(cell: Cell, seed: int = 0) -> Inputs:
+    assert cell.Nq and cell.B and cell.Lq and cell.Ld and cell.d  # noqa: PT018  # narrows five at once
+    rng = torch.Generator().manual_seed(seed)
+    Q = torch.randn(cell.Nq, cell.Lq, cell.d, generator=rng)
+    return Inputs(Q, torch.randn(cell.B, cell.Ld, cell.d, generator=rng))
+
+
+def test_the_reference_against_itself_is_exact(make_cell: Callable[..., Cell]) -> None:
+    cell = make_cell()
+    inputs = dense(cell)
+    verdict = truth_of(cell, inputs, reference()).judge(reference().prepare(cell, inputs)(), 0.0)
+    assert verdict.wrong is None
+    assert verdict.errors.exact
+
+
+def test_a_large_cell_is_checked_on_a_sample_with_both_ends(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(truth._WHOLE, "cpu", 0.0)
+    monkeypatch.setitem(truth._SAMPLE_OPERATIONS, "cpu", 0.0)
+    cell = make_cell(B=50)
+    inputs = dense(cell)
+    known = truth_of(cell, inputs, reference())
+    assert isinstance(known, ScoreTruth)
+    assert known.sample is not None
+    assert {0, 49} <= set(known.sample)
+    output = reference().prepare(cell, inputs)()
+    assert known.judge(output, 0.0).wrong is None
+    output[0, 49] += 1.0
+    assert "skips the tail" in str(known.judge(output, 0.0).wrong)
+
+
+def test_a_wrong_shape_is_refused_with_both_shapes(make_cell: Callable[..., Cell]) -> None:
+    cell = make_cell(B=5)
+    known = truth_of(cell, dense(cell), reference())
+    with pytest.raises(ResultError, match=r"\[1, 4\].*\[1, 5\]"):
+        known.judge(torch.zeros(1, 4), 1e-5)
+
+
+def test_a_quantised_cell_is_compared_with_the_embeddings_as_given(make_cell: Callable[..., Cell]) -> None:
+    cell = make_cell(quantiser="int8_per_token")
+    inputs = dense(cell)
+    output = reference().prepare(cell, inputs)()
+    assert truth_of(cell, inputs, reference()).judge(output * 1.001, 1e-2).wrong is None
+    assert truth_of(cell, inputs, reference()).judge(output * 1.001, 1e-5).wrong is not None
+
+
+@pytest.fixture
+def found(make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch) -> tuple[Any, torch.Tensor, torch.Tensor]:
+    """Truth of a search over 30 documents, in blocks of a few, with the right scores and numbers."""
+    monkeypatch.setattr(truth, "_SEARCH_BLOCK_BYTES", 4000)
+    cell = make_cell(op="search", k=5, Nq=2, B=30)
+    inputs = dense(cell)
+    best = reference().prepare(cell, inputs)().topk(5, dim=1)
+    return truth_of(cell, inputs, reference()), best.values, best.indices
+
+
+def test_a_right_search_is_right(found: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
+    known, scores, ids = found
+    assert known.judge((scores, ids.int()), 1e-5).wrong is None
+
+
+def test_a_search_whose_scores_are_of_other_documents_is_wrong(found: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
+    known, scores, ids = found
+    assert "not their documents'" in known.judge((scores, ids.roll(1, dims=1)), 1e-5).wrong
+
+
+def test_a_search_that_misses_a_document_is_wrong(found: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
+    known, scores, ids = found
+    worst = known.scores.argmin(dim=1)
+    ids[:, 4], scores[:, 4] = worst, known.scores.amin(dim=1)
+    assert "better documents were missed" in known.judge((scores, ids), 1e-5).wrong
+
+
+@pytest.mark.parametrize(("change", "words"), [(100, "do not exist"), (None, "twice")])
+def test_document_numbers_must_exist_and_differ(
+    found: tuple[Any, torch.Tensor, torch.Tensor], change: int | None, words: str
+) -> None:
+    known, scores, ids = found
+    ids[0, 0] = ids[0, 1] if change is None else change
+    with pytest.raises(ResultError, match=words):
+        known.judge((scores, ids), 1e-5)
+
+
+def test_a_search_returns_two_tensors(found: tuple[Any, torch.Tensor, torch.Tensor]) -> None:
+    known, scores, _ = found
+    with pytest.raises(ResultError, match="no pair of scores"):
+        known.judge(scores, 1e-5)
