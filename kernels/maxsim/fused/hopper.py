@@ -89,10 +89,18 @@ def plan(
         d=d.d,
         shared=pairing == "all",
         sorted_rows=d.total_rows if d.starts is not None and pairing == "all" else None,
+        contiguous=_contiguous(d),
         argmax=argmax,
         processors=processors,
         ceiling=ceiling,
     )
+
+
+def _contiguous(d: TokenBatch) -> bool:
+    """Whether every document begins where the one before it ends, as far as the host knows."""
+    if d.starts is not None:
+        return d.total_rows is not None
+    return d.lengths is None and d.pitch == d.max_length
 
 
 _plan = plan  # `forward` takes an argument of this name
@@ -147,15 +155,16 @@ def _launch(q: TokenBatch, d: TokenBatch, plan: HopperPlan, K: int, scores: Tens
         d.pitch, d.max_length, d.total_rows or 0, plan.parts,
     )  # fmt: skip
     constants = (
-        plan.BM, plan.BN, plan.BK, plan.KS, plan.KC, plan.ST, plan.QST, plan.NC, plan.G, plan.SUM, plan.shared,
+        plan.BM, plan.BN, plan.BR, plan.BK, plan.KS, plan.KC, plan.KI, plan.ST, plan.QST, plan.NC, plan.G, plan.SUM, plan.shared,
         q.starts is not None, q.lengths is not None, d.starts is not None, d.lengths is not None, plan.balanced,
         winners is not None, 240, 24, 4,
     )  # fmt: skip
-    kernel = _kernel("maxsim_forward", q.device.index, constants, (q.dtype, None if winners is None else winners.dtype))
-    boxes = (_Boxes(q.values, plan.G, plan.BK), _Boxes(d.values, plan.BN, plan.BK))
+    types = (q.dtype, None if winners is None else winners.dtype)
+    kernel = _kernel("maxsim_forward", q.device.index, constants, types, None if plan.per_processor == 1 else 128)
+    boxes = (_Boxes(q.values, plan.G, plan.BK), _Boxes(d.values, plan.BR, plan.BK))
     kernel(plan.programs, 1, boxes, pointers, integers)
     if part is not scores:
-        add = _kernel("add_sums", q.device.index, (plan.SUM == UNIT, 4), ())
+        add = _kernel("add_sums", q.device.index, (plan.SUM == UNIT, 4), (), None)
         add(-(-K // 128), q.count, (), (part, scores), (q.count, K, plan.sums))
 
 
@@ -192,10 +201,11 @@ class _Kernel:
     Nothing is specialised on a run-time argument, so every call with these constants runs the same binary.
     """
 
-    def __init__(self, name: str, index: int, constants: tuple[Any, ...]) -> None:
+    def __init__(self, name: str, index: int, constants: tuple[Any, ...], registers: int | None) -> None:
         self.name = name
         self.index = index
         self.constants = constants
+        self.options = {} if registers is None else {"maxnreg": registers}
         self.compiled: Any = None
 
     def __call__(
@@ -218,7 +228,7 @@ class _Kernel:
             tensors = [pointers[0] if x is None else x for x in pointers]
             descriptors = [box.checked() for box in boxes]
             self.compiled = function[(grid0, grid1)](
-                *descriptors, *tensors, *integers, *self.constants[:-1], num_warps=self.constants[-1]
+                *descriptors, *tensors, *integers, *self.constants[:-1], num_warps=self.constants[-1], **self.options
             )
             return
         compiled = self.compiled
@@ -234,10 +244,12 @@ class _Kernel:
 _KERNELS: dict[tuple[Any, ...], _Kernel] = {}
 
 
-def _kernel(name: str, index: int | None, constants: tuple[Any, ...], types: tuple[Any, ...]) -> _Kernel:
-    """The variant for these constants and element types."""
-    key = (name, index, constants, types)
+def _kernel(
+    name: str, index: int | None, constants: tuple[Any, ...], types: tuple[Any, ...], registers: int | None
+) -> _Kernel:
+    """The variant for these constants, element types and registers a thread at its start (None: the compiler's)."""
+    key = (name, index, constants, types, registers)
     kernel = _KERNELS.get(key)
     if kernel is None:
-        kernel = _KERNELS[key] = _Kernel(name, 0 if index is None else index, constants)
+        kernel = _KERNELS[key] = _Kernel(name, 0 if index is None else index, constants, registers)
     return kernel

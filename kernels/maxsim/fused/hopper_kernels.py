@@ -20,8 +20,6 @@ Work is cut into chunks: query group (NC * BM / 64 units) times block of documen
 ...; neighbours in that order share documents, which meet in L2.
 """
 
-from __future__ import annotations
-
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
@@ -32,9 +30,144 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from triton.language.core import _aggregate as aggregate
 
 ALL = gl.constexpr(tl.PropagateNan.ALL)
 UNIT = gl.constexpr(64)
+
+
+@aggregate
+class Tile:
+    """Compile-time shape of a program: the fields of `HopperPlan` of the same names, and what the batches carry.
+
+    Annotations are real types here: the decorator checks them, so this module does not postpone their evaluation.
+    """
+
+    BM: gl.constexpr
+    BN: gl.constexpr
+    BR: gl.constexpr
+    BK: gl.constexpr
+    KS: gl.constexpr
+    KC: gl.constexpr
+    KI: gl.constexpr
+    ST: gl.constexpr
+    QST: gl.constexpr
+    NC: gl.constexpr
+    G: gl.constexpr
+    SUM: gl.constexpr
+    SHARED: gl.constexpr
+    HAS_Q_STARTS: gl.constexpr
+    HAS_Q_LENGTHS: gl.constexpr
+    HAS_STARTS: gl.constexpr
+    HAS_LENGTHS: gl.constexpr
+    BALANCED: gl.constexpr
+    ARGMAX: gl.constexpr
+    USED: gl.constexpr  # queries of a unit: the others of its 64 / G slots stay empty where queries share no documents
+    UNITS: gl.constexpr  # of a query group
+
+    @gluon.constexpr_function
+    def __init__(
+        self, BM, BN, BR, BK, KS, KC, KI, ST, QST, NC, G, SUM, SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS,
+        HAS_LENGTHS, BALANCED, ARGMAX,
+    ):  # fmt: skip
+        self.BM = gl.constexpr(BM)
+        self.BN = gl.constexpr(BN)
+        self.BR = gl.constexpr(BR)
+        self.BK = gl.constexpr(BK)
+        self.KS = gl.constexpr(KS)
+        self.KC = gl.constexpr(KC)
+        self.KI = gl.constexpr(KI)
+        self.ST = gl.constexpr(ST)
+        self.QST = gl.constexpr(QST)
+        self.NC = gl.constexpr(NC)
+        self.G = gl.constexpr(G)
+        self.SUM = gl.constexpr(SUM)
+        self.SHARED = gl.constexpr(SHARED)
+        self.HAS_Q_STARTS = gl.constexpr(HAS_Q_STARTS)
+        self.HAS_Q_LENGTHS = gl.constexpr(HAS_Q_LENGTHS)
+        self.HAS_STARTS = gl.constexpr(HAS_STARTS)
+        self.HAS_LENGTHS = gl.constexpr(HAS_LENGTHS)
+        self.BALANCED = gl.constexpr(BALANCED)
+        self.ARGMAX = gl.constexpr(ARGMAX)
+        self.USED = gl.constexpr(64 // G if SHARED else 1)
+        self.UNITS = gl.constexpr(NC * BM // 64)
+
+
+@aggregate
+class Ring:
+    """Shared memory of a program: query rows, document tiles, and the barriers that hand them over."""
+
+    q_boxes: gl.shared_memory_descriptor
+    q_tiles: gl.shared_memory_descriptor
+    d_boxes: gl.shared_memory_descriptor
+    d_tiles: gl.shared_memory_descriptor
+    q_full: gl.shared_memory_descriptor
+    q_empty: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, q_boxes, q_tiles, d_boxes, d_tiles, q_full, q_empty, full, empty):
+        self.q_boxes = q_boxes
+        self.q_tiles = q_tiles
+        self.d_boxes = d_boxes
+        self.d_tiles = d_tiles
+        self.q_full = q_full
+        self.q_empty = q_empty
+        self.full = full
+        self.empty = empty
+
+
+@aggregate
+class Work:
+    """Run-time arguments of the kernel."""
+
+    q_desc: tma.tensor_descriptor
+    d_desc: tma.tensor_descriptor
+    out_ptr: gl.tensor
+    arg_ptr: gl.tensor
+    q_start_ptr: gl.tensor
+    q_len_ptr: gl.tensor
+    d_start_ptr: gl.tensor
+    d_len_ptr: gl.tensor
+    n_chunks: gl.tensor
+    n_groups: gl.tensor
+    n_blocks: gl.tensor
+    Nq: gl.tensor
+    K: gl.tensor
+    q_pitch: gl.tensor
+    q_max: gl.tensor
+    q_rows: gl.tensor
+    d_pitch: gl.tensor
+    d_max: gl.tensor
+    d_total: gl.tensor
+    parts: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(
+        self, q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups,
+        n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts,
+    ):  # fmt: skip
+        self.q_desc = q_desc
+        self.d_desc = d_desc
+        self.out_ptr = out_ptr
+        self.arg_ptr = arg_ptr
+        self.q_start_ptr = q_start_ptr
+        self.q_len_ptr = q_len_ptr
+        self.d_start_ptr = d_start_ptr
+        self.d_len_ptr = d_len_ptr
+        self.n_chunks = n_chunks
+        self.n_groups = n_groups
+        self.n_blocks = n_blocks
+        self.Nq = Nq
+        self.K = K
+        self.q_pitch = q_pitch
+        self.q_max = q_max
+        self.q_rows = q_rows
+        self.d_pitch = d_pitch
+        self.d_max = d_max
+        self.d_total = d_total
+        self.parts = parts
 
 
 @gluon.jit
@@ -44,17 +177,91 @@ def _max_nan(a, b):
 
 
 @gluon.jit
-def _span(doc, first, d_start_ptr, d_len_ptr, d_pitch, d_max, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr):
+def _later_wins(v1, i1, v2, i2):
+    """The greater of two values with its index; the first where they are equal, so the first must come first."""
+    return gl.maximum(v1, v2, propagate_nan=ALL), gl.where(v2 > v1, i2, i1)
+
+
+@gluon.jit
+def _lower_wins(v1, i1, v2, i2):
+    """The greater of two values with its index; the lower index where they are equal, in whichever order they come."""
+    return gl.maximum(v1, v2, propagate_nan=ALL), gl.where((v2 > v1) | ((v2 == v1) & (i2 < i1)), i2, i1)
+
+
+@gluon.jit
+def _fold(
+    m, mi, s, i, c0, c1, shift, MASKED: gl.constexpr, ARGMAX: gl.constexpr, BM: gl.constexpr, N: gl.constexpr,
+    quads: gl.constexpr,
+):  # fmt: skip
+    """Running maxima m [BM, 4] (and indices mi) after N columns s [BM, N], of which i in c0 .. c1 - 1 take part.
+
+    A thread holds columns 8j + 2c and 8j + 2c + 1 of its rows, c = lane % 4. It reduces what it holds, j ascending; the
+    four lanes of a row are reduced once a document. A masked column is -inf and never greater than anything. The index
+    kept is i + shift.
+    """
+    if MASKED:
+        s = gl.where((i >= c0) & (i < c1), s, float("-inf"))
+    s = gl.reshape(s, [BM, N // 8, 4, 2])
+    if ARGMAX:
+        best, at = gl.reduce((s, gl.reshape(i, [BM, N // 8, 4, 2])), 1, _later_wins)
+        best, at = gl.reduce((best, at), 2, _lower_wins)
+        best = gl.convert_layout(best, quads)
+        mi = gl.where(best > m, gl.convert_layout(at, quads) + shift, mi)
+    else:
+        best = gl.convert_layout(gl.reduce(gl.reduce(s, 1, _max_nan), 2, _max_nan), quads)
+    return gl.maximum(m, best, propagate_nan=ALL), mi
+
+
+@gluon.jit
+def _halves(x, BM: gl.constexpr, N: gl.constexpr):
+    """The left and the right N / 2 columns of x [BM, N]: a renaming of registers."""
+    return gl.split(gl.permute(gl.reshape(x, [BM, 2, N // 2]), (0, 2, 1)))
+
+
+@gluon.jit
+def _fold_part(
+    m, mi, s, i, lo, c0, c1, shift, ARGMAX: gl.constexpr, BM: gl.constexpr, N: gl.constexpr, quads: gl.constexpr
+):
+    """`_fold` of the columns lo .. lo + N - 1, which costs nothing where none of them takes part."""
+    if (c0 < lo + N) & (c1 > lo):
+        if (c0 <= lo) & (c1 >= lo + N):
+            m, mi = _fold(m, mi, s, i, c0, c1, shift, False, ARGMAX, BM, N, quads)
+        else:
+            m, mi = _fold(m, mi, s, i, c0, c1, shift, True, ARGMAX, BM, N, quads)
+    return m, mi
+
+
+@gluon.jit
+def _fold_segment(
+    m, mi, s, i, c0, c1, shift, ARGMAX: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, quads: gl.constexpr
+):
+    """`_fold` of the part c0 .. c1 - 1 of a tile, by quarters, so that short documents pay for their own columns."""
+    s0, s1 = _halves(s, BM, BN)
+    i0, i1 = _halves(i, BM, BN)
+    s00, s01 = _halves(s0, BM, BN // 2)
+    i00, i01 = _halves(i0, BM, BN // 2)
+    s10, s11 = _halves(s1, BM, BN // 2)
+    i10, i11 = _halves(i1, BM, BN // 2)
+    N: gl.constexpr = BN // 4
+    m, mi = _fold_part(m, mi, s00, i00, 0, c0, c1, shift, ARGMAX, BM, N, quads)
+    m, mi = _fold_part(m, mi, s01, i01, N, c0, c1, shift, ARGMAX, BM, N, quads)
+    m, mi = _fold_part(m, mi, s10, i10, 2 * N, c0, c1, shift, ARGMAX, BM, N, quads)
+    m, mi = _fold_part(m, mi, s11, i11, 3 * N, c0, c1, shift, ARGMAX, BM, N, quads)
+    return m, mi
+
+
+@gluon.jit
+def _span(t, w, doc, first):
     """First row and end row of document `first + doc`; a length outside [0, d_max] is clamped."""
     index = first + doc
-    if HAS_STARTS:
-        start = gl.load(d_start_ptr + index).to(gl.int32)
+    if t.HAS_STARTS:
+        start = gl.load(w.d_start_ptr + index).to(gl.int32)
     else:
-        start = index * d_pitch
-    if HAS_LENGTHS:
-        length = gl.maximum(gl.minimum(gl.load(d_len_ptr + index), d_max), 0)
+        start = index * w.d_pitch
+    if t.HAS_LENGTHS:
+        length = gl.maximum(gl.minimum(gl.load(w.d_len_ptr + index), w.d_max), 0)
     else:
-        length = d_max
+        length = w.d_max
     return start, start + length
 
 
@@ -77,302 +284,258 @@ def _lower_bound(d_start_ptr, K, target, THREADS: gl.constexpr):
 
 
 @gluon.jit
-def _block(block, n_blocks, K, d_start_ptr, d_total, BALANCED: gl.constexpr, THREADS: gl.constexpr):
-    """Documents lo .. hi - 1 of a block: equal counts, or equal numbers of rows where the starts are sorted."""
-    if BALANCED:
-        lo = _lower_bound(d_start_ptr, K, (block.to(gl.int64) * d_total // n_blocks).to(gl.int32), THREADS)
-        hi = _lower_bound(d_start_ptr, K, ((block + 1).to(gl.int64) * d_total // n_blocks).to(gl.int32), THREADS)
-        hi = gl.where(block + 1 == n_blocks, K, hi)
+def _chunk(t, w, chunk, THREADS: gl.constexpr):
+    """Query group of a chunk, the index before its first document, and its documents lo .. hi - 1 counted from there."""
+    group = chunk % w.n_groups
+    block = chunk // w.n_groups
+    if t.SHARED:
+        first = group * 0
     else:
-        lo = (block.to(gl.int64) * K // n_blocks).to(gl.int32)
-        hi = ((block + 1).to(gl.int64) * K // n_blocks).to(gl.int32)
-    return lo, hi
+        first = (group * t.UNITS // w.parts) * w.K
+    if t.BALANCED:  # blocks of equal rows
+        target = (block.to(gl.int64) * w.d_total // w.n_blocks).to(gl.int32)
+        lo = _lower_bound(w.d_start_ptr, w.K, target, THREADS)
+        target = ((block + 1).to(gl.int64) * w.d_total // w.n_blocks).to(gl.int32)
+        hi = _lower_bound(w.d_start_ptr, w.K, target, THREADS)
+        hi = gl.where(block + 1 == w.n_blocks, w.K, hi)
+    else:  # blocks of equal counts
+        lo = (block.to(gl.int64) * w.K // w.n_blocks).to(gl.int32)
+        hi = ((block + 1).to(gl.int64) * w.K // w.n_blocks).to(gl.int32)
+    return group, first, lo, hi
 
 
 @gluon.jit
-def _row_max(s, c0, c1, BN: gl.constexpr, col: gl.constexpr, MASKED: gl.constexpr, ARGMAX: gl.constexpr):
-    """Per row of the tile the maximum over columns c0 .. c1 - 1 and, on request, the first column that attains it."""
-    cols = gl.arange(0, BN, layout=col)
-    if MASKED:
-        s = gl.where(((cols >= c0) & (cols < c1))[None, :], s, float("-inf"))
-    best = gl.reduce(s, 1, _max_nan)
-    if ARGMAX:
-        # "not less than" finds the maximum and, in a row whose maximum is NaN, still a column that exists.
-        at = gl.min(gl.where(s < best[:, None], BN, cols[None, :]), axis=1)
-        at = gl.maximum(at, c0)
-    else:
-        at = 0
-    return best, at
-
-
-@gluon.jit
-def _fold(m, mi, best, at, ARGMAX: gl.constexpr):
-    """Running maximum and index after a tile; an equal value found later does not move the index."""
-    if ARGMAX:
-        mi = gl.where(best > m, at, mi)
-    return gl.maximum(m, best, propagate_nan=ALL), mi
-
-
-@gluon.jit
-def _multiply(
-    q_tiles, d_bufs, full, acc, it, loads, kc, W: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr,
-    QST: gl.constexpr, NC: gl.constexpr,
-):  # fmt: skip
-    """Issue the products of stage `kc` of a tile onto `acc`, which the first of them overwrites."""
-    stage = it % ST
-    mbarrier.wait(full.index(stage), (it // ST) & 1)
-    for ks in gl.static_range(KS):
-        if QST > 0:
-            q_at = (((loads - 1) % QST) * NC + W) * (KC * KS) + kc * KS + ks
+def _multiply(t, ring, acc, it, loads, kc, k, W: gl.constexpr):
+    """Issue the products of stage `kc` of a tile onto `acc`, which they overwrite where k = 0."""
+    stage = it % t.ST
+    mbarrier.wait(ring.full.index(stage), (it // t.ST) & 1)
+    for ks in gl.static_range(t.KS):
+        if t.QST > 0:
+            q_at = (((loads - 1) % t.QST) * t.NC + W) * (t.KC * t.KS) + kc * t.KS + ks
         else:
-            q_at = (stage * NC + W) * KS + ks
+            q_at = (stage * t.NC + W) * t.KS + ks
         acc = warpgroup_mma(
-            q_tiles.index(q_at), d_bufs.index(stage * KS + ks).permute((1, 0)), acc,
-            use_acc=True if ks > 0 else kc > 0, is_async=True,
+            ring.q_tiles.index(q_at), ring.d_tiles.index(stage * t.KS + ks).permute((1, 0)), acc,
+            use_acc=True if ks > 0 else k > 0, is_async=True,
         )  # fmt: skip
     return acc
 
 
 @gluon.jit
-def _consume(
-    q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid, programs,
-    n_chunks, n_groups, n_blocks, Nq, K, q_max, d_pitch, d_max, d_total, parts, W: gl.constexpr, BM: gl.constexpr,
-    BN: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr, QST: gl.constexpr, NC: gl.constexpr,
-    G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr, HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr,
-    HAS_LENGTHS: gl.constexpr, BALANCED: gl.constexpr, ARGMAX: gl.constexpr,
-):  # fmt: skip
-    acc_layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 16])
-    row: gl.constexpr = gl.SliceLayout(1, acc_layout)
-    col: gl.constexpr = gl.SliceLayout(0, acc_layout)
-    flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    USED: gl.constexpr = UNIT // G if SHARED else 1
-    SLOTS: gl.constexpr = BM // SUM
-    RUN: gl.constexpr = SUM if SUM > UNIT else UNIT
-    zero = gl.zeros([BM, BN], gl.float32, acc_layout)
+def _similarities(t, ring, zero, it, loads, W: gl.constexpr):
+    """Similarities [BM, BN] of the next document tile, whose stages are handed back.
+
+    The tensor core truncates every time it adds to its accumulator. KI stages are added up there; runs of them are added
+    by ordinary fp32 instructions, which round to nearest and keep wide embeddings within 1e-6.
+    """
+    if t.KC == 1:
+        acc = _multiply(t, ring, zero, it, loads, 0, 0, W)
+        s = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(ring.empty.index(it % t.ST), count=1)
+        it += 1
+    else:
+        s = zero
+        for run in range(t.KC // t.KI):
+            acc = zero
+            for k in range(t.KI):
+                pending = _multiply(t, ring, acc, it, loads, run * t.KI + k, k, W)
+                # the stage before this one has been read when only this one's products are outstanding
+                acc = warpgroup_mma_wait(t.KS, deps=(pending,))
+                mbarrier.arrive(ring.empty.index((it + t.ST - 1) % t.ST), count=1, pred=k > 0)
+                it += 1
+            done = warpgroup_mma_wait(0, deps=(acc,))
+            mbarrier.arrive(ring.empty.index((it - 1) % t.ST), count=1)
+            if t.KI < t.KC:
+                s += done
+            else:
+                s = done
+    return s, it
+
+
+@gluon.jit
+def _consume(t, w, ring, W: gl.constexpr):
+    """Consumer warpgroup W: rows W * BM .. of every query group of this program against its documents."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, t.BN, 16])
+    row: gl.constexpr = gl.SliceLayout(1, layout)
+    # What is left of the accumulator when each thread has reduced its columns: a row, and the lane's place among four.
+    quads: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[8, 0], [64, 0]] if t.BM == 128 else [[8, 0]], lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[t.BM, 4],
+    )  # fmt: skip
+    RUN: gl.constexpr = t.SUM if t.SUM > UNIT else UNIT
+    zero = gl.zeros([t.BM, t.BN], gl.float32, layout)
+    column = gl.arange(0, t.BN, layout=gl.SliceLayout(0, layout))[None, :] + gl.zeros([t.BM, t.BN], gl.int32, layout)
+    r = gl.arange(0, t.BM, layout=row)
     it = 0
     loads = 0
     last = -1
-    for chunk in range(pid, n_chunks, programs):
-        group = chunk % n_groups
-        block = chunk // n_groups
+    for chunk in range(gl.program_id(0), w.n_chunks, gl.num_programs(0)):
+        group, first, lo, hi = _chunk(t, w, chunk, 4)
         if group != last:
-            if QST > 0:
+            if t.QST > 0:
                 if last >= 0:
-                    mbarrier.arrive(q_empty.index((loads - 1) % QST), count=1)
-                mbarrier.wait(q_full.index(loads % QST), (loads // QST) & 1)
+                    mbarrier.arrive(ring.q_empty.index((loads - 1) % t.QST), count=1)
+                mbarrier.wait(ring.q_full.index(loads % t.QST), (loads // t.QST) & 1)
             loads += 1
             last = group
-        unit0 = (group * NC + W) * (BM // UNIT)
-        # -- which query and token every row is, and where the sums of this consumer go
-        r = gl.arange(0, BM, layout=row)
-        unit = unit0 + r // UNIT
-        slot = (r % UNIT) // G
-        n = gl.where(slot < USED, (unit // parts) * USED + slot, Nq)
-        token = (unit % parts) * UNIT + r % G
-        if HAS_Q_LENGTHS:
-            q_len = gl.minimum(gl.load(q_len_ptr + n, mask=n < Nq, other=0), q_max)
+        # -- which query and token every row is
+        unit = group * t.UNITS + W * (t.BM // UNIT) + r // UNIT
+        slot = (r % UNIT) // t.G
+        n = gl.where(slot < t.USED, (unit // w.parts) * t.USED + slot, w.Nq)
+        token = (unit % w.parts) * UNIT + r % t.G
+        if t.HAS_Q_LENGTHS:
+            q_len = gl.minimum(gl.load(w.q_len_ptr + n, mask=n < w.Nq, other=0), w.q_max)
         else:
-            q_len = q_max
-        valid = (n < Nq) & (token < q_len)
-        o = gl.arange(0, SLOTS, layout=flat) * SUM
-        o_unit = unit0 + o // UNIT
-        o_slot = (o % UNIT) // G
-        o_n = gl.where(o_slot < USED, (o_unit // parts) * USED + o_slot, Nq)
-        o_row = o_n * (parts * UNIT // RUN) + (o_unit % parts) * UNIT // RUN
-        o_at = o_row.to(gl.int64) * K
-        o_ok = o_n < Nq
-        first = 0 if SHARED else ((group * NC * (BM // UNIT)) // parts) * K
-        lo, hi = _block(block, n_blocks, K, d_start_ptr, d_total, BALANCED, 4)
+            q_len = w.q_max
+        valid = (n < w.Nq) & (token < q_len)
+        # the place of a sum, reduced as the maxima are, so that it lies where they come to lie; -1 for no query
+        place = gl.where(n < w.Nq, n * (w.parts * UNIT // RUN) + (unit % w.parts) * UNIT // RUN, -1)
+        place = gl.max(gl.reshape(place, [t.BM // t.G, t.G]), axis=1)
+        if t.SUM > UNIT:
+            place = gl.max(gl.reshape(place, [t.BM // t.SUM, t.SUM // UNIT]), axis=1)
+        out_at = w.out_ptr + place.to(gl.int64) * w.K
         doc = lo
         start = 0
         end = 0
         if lo < hi:
-            start, end = _span(lo, first, d_start_ptr, d_len_ptr, d_pitch, d_max, HAS_STARTS, HAS_LENGTHS)
-        cur = start
-        m = gl.full([BM], float("-inf"), gl.float32, row)
-        mi = gl.full([BM], 0, gl.int32, row)
+            start, end = _span(t, w, lo, first)
+        tile = start
+        m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
+        mi = gl.full([t.BM, 4], 0, gl.int32, quads)
         while doc < hi:
-            # -- multiply
-            if KC == 1:
-                acc = _multiply(q_tiles, d_bufs, full, zero, it, loads, 0, W, KS, KC, ST, QST, NC)
-                it += 1
-            else:
-                acc = zero
-                for kc in range(KC):
-                    pending = _multiply(q_tiles, d_bufs, full, acc, it, loads, kc, W, KS, KC, ST, QST, NC)
-                    # the stage before this one has been read when only this one's products are outstanding
-                    acc = warpgroup_mma_wait(KS, deps=(pending,))
-                    mbarrier.arrive(empty.index((it + ST - 1) % ST), count=1, pred=kc > 0)
-                    it += 1
-            s = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(empty.index((it - 1) % ST), count=1)
+            s, it = _similarities(t, ring, zero, it, loads, W)
             # -- reduce: the document that the tile begins in, then those that begin inside the tile
-            tile = cur
             c1 = end - tile
-            if c1 >= BN:
-                best, at = _row_max(s, 0, BN, BN, col, False, ARGMAX)
+            if c1 >= t.BN:
+                m, mi = _fold(m, mi, s, column, 0, t.BN, tile - start, False, t.ARGMAX, t.BM, t.BN, quads)
             else:
-                best, at = _row_max(s, 0, c1, BN, col, True, ARGMAX)
-            m, mi = _fold(m, mi, best, at + (tile - start), ARGMAX)
-            cur = tile + BN
-            ended = c1 <= BN
+                m, mi = _fold_segment(m, mi, s, column, 0, c1, tile - start, t.ARGMAX, t.BM, t.BN, quads)
+            following = tile + t.BN
+            ended = c1 <= t.BN
             while ended:
                 # -- store
-                kept = gl.where(valid, m, 0.0)
-                sums = gl.sum(gl.reshape(kept, [BM // G, G]), axis=1)
-                if SUM > UNIT:
-                    sums = gl.sum(gl.reshape(sums, [SLOTS, SUM // UNIT]), axis=1)
-                gl.store(out_ptr + o_at + doc, gl.convert_layout(sums, flat), mask=o_ok)
-                if ARGMAX:
-                    won = gl.where(valid & (end > start), mi, -1).to(arg_ptr.dtype.element_ty)
-                    at64 = (n.to(gl.int64) * K + doc) * q_max + token
-                    gl.store(arg_ptr + at64, won, mask=(n < Nq) & (token < q_max))
-                m = gl.full([BM], float("-inf"), gl.float32, row)
-                mi = gl.full([BM], 0, gl.int32, row)
+                if t.ARGMAX:
+                    top, won = gl.reduce((m, mi), 1, _lower_wins)
+                    won = gl.where(valid & (end > start), gl.convert_layout(won, row), -1)
+                    won_at = (n.to(gl.int64) * w.K + doc) * w.q_max + token
+                    gl.store(
+                        w.arg_ptr + won_at, won.to(w.arg_ptr.dtype.element_ty), mask=(n < w.Nq) & (token < w.q_max)
+                    )
+                else:
+                    top = gl.reduce(m, 1, _max_nan)
+                kept = gl.where(valid, gl.convert_layout(top, row), 0.0)
+                sums = gl.sum(gl.reshape(kept, [t.BM // t.G, t.G]), axis=1)
+                if t.SUM > UNIT:
+                    sums = gl.sum(gl.reshape(sums, [t.BM // t.SUM, t.SUM // UNIT]), axis=1)
+                gl.store(out_at + doc, sums, mask=place >= 0)
+                m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
+                mi = gl.full([t.BM, 4], 0, gl.int32, quads)
                 doc += 1
                 ended = False
                 if doc < hi:
-                    start, end = _span(doc, first, d_start_ptr, d_len_ptr, d_pitch, d_max, HAS_STARTS, HAS_LENGTHS)
+                    start, end = _span(t, w, doc, first)
                     c0 = start - tile
-                    if (c0 >= 0) & (c0 < BN):
-                        best, at = _row_max(s, c0, end - tile, BN, col, True, ARGMAX)
-                        m, mi = _fold(m, mi, best, at - c0, ARGMAX)
-                        ended = end - tile <= BN
+                    if (c0 >= 0) & (c0 < t.BN):
+                        m, mi = _fold_segment(m, mi, s, column, c0, end - tile, -c0, t.ARGMAX, t.BM, t.BN, quads)
+                        ended = end - tile <= t.BN
                     else:
-                        cur = start
+                        following = start
+            tile = following
 
 
 @gluon.jit
-def _load_query(
-    q_desc, q_boxes, bar, q_start_ptr, group, at, column, Nq, q_pitch, q_rows, parts, KT: gl.constexpr, BM: gl.constexpr,
-    NC: gl.constexpr, G: gl.constexpr, SHARED: gl.constexpr, HAS_Q_STARTS: gl.constexpr,
-):  # fmt: skip
-    """Columns `column` .. of the group's query rows into the boxes of tile `at` (and `at + KT` of the next consumer)."""
-    USED: gl.constexpr = UNIT // G if SHARED else 1
-    for w in gl.static_range(NC):
-        for u in gl.static_range(BM // UNIT):
-            unit = (group * NC + w) * (BM // UNIT) + u
-            for slot in gl.static_range(USED):
-                n = (unit // parts) * USED + slot
-                known = gl.minimum(n, Nq - 1)
-                if HAS_Q_STARTS:
-                    start = gl.load(q_start_ptr + known).to(gl.int32)
+def _load_query(t, w, ring, bar, group, at, column, KT: gl.constexpr):
+    """Columns `column` .. of the group's query rows into tile `at` (`at + KT` for the second consumer)."""
+    for c in gl.static_range(t.NC):
+        for u in gl.static_range(t.BM // UNIT):
+            unit = group * t.UNITS + c * (t.BM // UNIT) + u
+            for slot in gl.static_range(t.USED):
+                n = (unit // w.parts) * t.USED + slot
+                known = gl.minimum(n, w.Nq - 1)
+                if t.HAS_Q_STARTS:
+                    start = gl.load(w.q_start_ptr + known).to(gl.int32)
                 else:
-                    start = known * q_pitch
+                    start = known * w.q_pitch
                 # rows past the tensor read as zero, and still count as bytes that arrive
-                line = gl.where(n < Nq, start + (unit % parts) * UNIT, q_rows)
-                box = (at + w * KT) * (BM // G) + u * (UNIT // G) + slot
-                tma.async_copy_global_to_shared(q_desc, [line, column], bar, q_boxes.index(box))
+                line = gl.where(n < w.Nq, start + (unit % w.parts) * UNIT, w.q_rows)
+                box = (at + c * KT) * (t.BM // t.G) + u * (UNIT // t.G) + slot
+                tma.async_copy_global_to_shared(w.q_desc, [line, column], bar, ring.q_boxes.index(box))
 
 
 @gluon.jit
-def _load(
-    q_desc, d_desc, q_boxes, d_bufs, q_full, q_empty, full, empty, q_start_ptr, d_start_ptr, d_len_ptr, pid, programs,
-    n_chunks, n_groups, n_blocks, Nq, K, q_pitch, q_rows, d_pitch, d_max, d_total, parts, BM: gl.constexpr,
-    BN: gl.constexpr, BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr, QST: gl.constexpr,
-    NC: gl.constexpr, G: gl.constexpr, SHARED: gl.constexpr, HAS_Q_STARTS: gl.constexpr, HAS_STARTS: gl.constexpr,
-    HAS_LENGTHS: gl.constexpr, BALANCED: gl.constexpr,
-):  # fmt: skip
-    KT: gl.constexpr = KC * KS
-    BOXES: gl.constexpr = NC * (BM // UNIT) * (UNIT // G if SHARED else 1)  # copies that bring one column block of queries
+def _load(t, w, ring):
+    """The loader warp: query groups and document tiles of this program, in the order in which consumers want them."""
+    KT: gl.constexpr = t.KC * t.KS
+    BOXES: gl.constexpr = t.UNITS * t.USED  # copies that bring BK columns of a query group
+    PIECES: gl.constexpr = t.BN // t.BR  # copies that bring BK columns of a document tile
     it = 0
     loads = 0
     last = -1
-    for chunk in range(pid, n_chunks, programs):
-        group = chunk % n_groups
-        block = chunk // n_groups
-        if QST > 0:
-            if group != last:
-                q_stage = loads % QST
-                mbarrier.wait(q_empty.index(q_stage), ((loads // QST) & 1) ^ 1)
-                mbarrier.expect(q_full.index(q_stage), KT * BOXES * q_desc.block_type.nbytes)
+    for chunk in range(gl.program_id(0), w.n_chunks, gl.num_programs(0)):
+        group, first, lo, hi = _chunk(t, w, chunk, 1)
+        if group != last:
+            if t.QST > 0:
+                q_stage = loads % t.QST
+                bar = ring.q_full.index(q_stage)
+                mbarrier.wait(ring.q_empty.index(q_stage), ((loads // t.QST) & 1) ^ 1)
+                mbarrier.expect(bar, KT * BOXES * w.q_desc.block_type.nbytes)
                 for k in range(KT):
-                    _load_query(
-                        q_desc, q_boxes, q_full.index(q_stage), q_start_ptr, group, q_stage * NC * KT + k, k * BK, Nq,
-                        q_pitch, q_rows, parts, KT, BM, NC, G, SHARED, HAS_Q_STARTS,
-                    )  # fmt: skip
-                loads += 1
-                last = group
-        first = 0 if SHARED else ((group * NC * (BM // UNIT)) // parts) * K
-        lo, hi = _block(block, n_blocks, K, d_start_ptr, d_total, BALANCED, 1)
+                    _load_query(t, w, ring, bar, group, q_stage * t.NC * KT + k, k * t.BK, KT)
+            loads += 1
+            last = group
         doc = lo
-        cur = 0
+        start = 0
         end = 0
         if lo < hi:
-            cur, end = _span(lo, first, d_start_ptr, d_len_ptr, d_pitch, d_max, HAS_STARTS, HAS_LENGTHS)
+            start, end = _span(t, w, lo, first)
+        tile = start
         while doc < hi:
-            tile = cur
-            for kc in range(KC):
-                stage = it % ST
-                bar = full.index(stage)
-                mbarrier.wait(empty.index(stage), ((it // ST) & 1) ^ 1)
-                if QST > 0:
-                    mbarrier.expect(bar, KS * d_desc.block_type.nbytes)
-                else:
-                    mbarrier.expect(bar, KS * (d_desc.block_type.nbytes + BOXES * q_desc.block_type.nbytes))
-                for ks in gl.static_range(KS):
-                    column = (kc * KS + ks) * BK
-                    tma.async_copy_global_to_shared(d_desc, [tile, column], bar, d_bufs.index(stage * KS + ks))
-                    if QST == 0:
-                        _load_query(
-                            q_desc, q_boxes, bar, q_start_ptr, group, stage * NC * KS + ks, column, Nq, q_pitch, q_rows,
-                            parts, KS, BM, NC, G, SHARED, HAS_Q_STARTS,
-                        )  # fmt: skip
-                it += 1
-            cur = tile + BN
-            ended = end <= cur
+            # -- how far the tile is wanted, and where the next one begins: the walk of `_consume`
+            wanted = gl.minimum(end - tile, t.BN)
+            following = tile + t.BN
+            ended = end <= following
             while ended:
                 doc += 1
                 ended = False
                 if doc < hi:
-                    start, end = _span(doc, first, d_start_ptr, d_len_ptr, d_pitch, d_max, HAS_STARTS, HAS_LENGTHS)
-                    if (start >= tile) & (start < tile + BN):
-                        ended = end <= tile + BN
+                    start, end = _span(t, w, doc, first)
+                    if (start >= tile) & (start < tile + t.BN):
+                        wanted = gl.maximum(wanted, gl.minimum(end - tile, t.BN))
+                        ended = end <= tile + t.BN
                     else:
-                        cur = start
-
-
-# A specialised function sees constexpr values only if the argument tuple is written out at the call, hence the lists.
-@gluon.jit
-def _consume0(
-    q_desc, d_desc, q_boxes, q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr, q_start_ptr, q_len_ptr,
-    d_start_ptr, d_len_ptr, pid, programs, n_chunks, n_groups, n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max,
-    d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr,
-    ST: gl.constexpr, QST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr,
-    HAS_Q_STARTS: gl.constexpr, HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    BALANCED: gl.constexpr, ARGMAX: gl.constexpr,
-):  # fmt: skip
-    _consume(q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid,
-             programs, n_chunks, n_groups, n_blocks, Nq, K, q_max, d_pitch, d_max, d_total, parts, 0, BM, BN, KS, KC, ST,
-             QST, NC, G, SUM, SHARED, HAS_Q_LENGTHS, HAS_STARTS, HAS_LENGTHS, BALANCED, ARGMAX)  # fmt: skip
-
-
-@gluon.jit
-def _consume1(
-    q_desc, d_desc, q_boxes, q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr, q_start_ptr, q_len_ptr,
-    d_start_ptr, d_len_ptr, pid, programs, n_chunks, n_groups, n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max,
-    d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr,
-    ST: gl.constexpr, QST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr,
-    HAS_Q_STARTS: gl.constexpr, HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    BALANCED: gl.constexpr, ARGMAX: gl.constexpr,
-):  # fmt: skip
-    _consume(q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid,
-             programs, n_chunks, n_groups, n_blocks, Nq, K, q_max, d_pitch, d_max, d_total, parts, 1, BM, BN, KS, KC, ST,
-             QST, NC, G, SUM, SHARED, HAS_Q_LENGTHS, HAS_STARTS, HAS_LENGTHS, BALANCED, ARGMAX)  # fmt: skip
+                        following = start
+            # -- copy
+            for kc in range(t.KC):
+                stage = it % t.ST
+                bar = ring.full.index(stage)
+                mbarrier.wait(ring.empty.index(stage), ((it // t.ST) & 1) ^ 1)
+                if t.QST == 0:
+                    mbarrier.expect(bar, t.KS * BOXES * w.q_desc.block_type.nbytes)
+                    for ks in gl.static_range(t.KS):
+                        _load_query(t, w, ring, bar, group, stage * t.NC * t.KS + ks, (kc * t.KS + ks) * t.BK, t.KS)
+                for piece in gl.static_range(PIECES):
+                    here = (piece == 0) | (piece * t.BR < wanted)
+                    if here:
+                        mbarrier.expect(bar, t.KS * w.d_desc.block_type.nbytes)
+                        for ks in gl.static_range(t.KS):
+                            tma.async_copy_global_to_shared(
+                                w.d_desc, [tile + piece * t.BR, (kc * t.KS + ks) * t.BK], bar,
+                                ring.d_boxes.index((stage * t.KS + ks) * PIECES + piece),
+                            )  # fmt: skip
+                    else:  # what the piece held before stays there: its columns are masked
+                        mbarrier.arrive(bar, count=1)
+                it += 1
+            tile = following
 
 
 @gluon.jit
-def _loader(
-    q_desc, d_desc, q_boxes, q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr, q_start_ptr, q_len_ptr,
-    d_start_ptr, d_len_ptr, pid, programs, n_chunks, n_groups, n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max,
-    d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr,
-    ST: gl.constexpr, QST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr,
-    HAS_Q_STARTS: gl.constexpr, HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    BALANCED: gl.constexpr, ARGMAX: gl.constexpr,
-):  # fmt: skip
-    _load(q_desc, d_desc, q_boxes, d_bufs, q_full, q_empty, full, empty, q_start_ptr, d_start_ptr, d_len_ptr, pid, programs,
-          n_chunks, n_groups, n_blocks, Nq, K, q_pitch, q_rows, d_pitch, d_max, d_total, parts, BM, BN, BK, KS, KC, ST, QST,
-          NC, G, SHARED, HAS_Q_STARTS, HAS_STARTS, HAS_LENGTHS, BALANCED)  # fmt: skip
+def _consume0(t, w, ring):
+    _consume(t, w, ring, 0)
+
+
+@gluon.jit
+def _consume1(t, w, ring):
+    _consume(t, w, ring, 1)
 
 
 _RUNTIME = (
@@ -385,62 +548,49 @@ _RUNTIME = (
 @gluon.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_RUNTIME)
 def maxsim_forward(
     q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups, n_blocks, Nq, K,
-    q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
-    KS: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr, QST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr,
-    SUM: gl.constexpr, SHARED: gl.constexpr, HAS_Q_STARTS: gl.constexpr, HAS_Q_LENGTHS: gl.constexpr,
-    HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr, BALANCED: gl.constexpr, ARGMAX: gl.constexpr, R1: gl.constexpr,
-    R2: gl.constexpr, num_warps: gl.constexpr,
+    q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BR: gl.constexpr,
+    BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, KI: gl.constexpr, ST: gl.constexpr, QST: gl.constexpr,
+    NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr, HAS_Q_STARTS: gl.constexpr,
+    HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr, BALANCED: gl.constexpr,
+    ARGMAX: gl.constexpr, R1: gl.constexpr, R2: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Sums of row maxima: out[(n * sums + i) * K + k] for query n, its i-th run of SUM rows and document k, fp32.
 
-    q_desc [q_rows, d] in boxes [G, BK]; d_desc [R, d] in boxes [BN, BK]; arg_ptr int16 or int32 [Nq, K, q_max].
+    q_desc [q_rows, d] in boxes [G, BK]; d_desc [R, d] in boxes [BR, BK]; arg_ptr int16 or int32 [Nq, K, q_max].
     SHARED: all queries meet documents 0 .. K - 1; otherwise query n meets n * K .. n * K + K - 1.
-    KS boxes of BK columns make a stage, KC stages a document tile. QST > 0: query groups resident in shared memory;
-    QST = 0: their rows travel through the ring with the document's.
+    KS boxes of BK columns make a stage, KC stages a document tile, KI of them are added up in the tensor core.
+    QST > 0: query groups resident in shared memory; QST = 0: their rows travel through the ring with the document's.
     """
-    pid = gl.program_id(0)
-    programs = gl.num_programs(0)
+    t = Tile(BM, BN, BR, BK, KS, KC, KI, ST, QST, NC, G, SUM, SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS,
+             HAS_LENGTHS, BALANCED, ARGMAX)  # fmt: skip
+    w = Work(q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups, n_blocks,
+             Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts)  # fmt: skip
     Q_TILES: gl.constexpr = (QST * KC if QST > 0 else ST) * KS * NC
+    Q_STAGES: gl.constexpr = QST if QST > 0 else 1
     q_boxes = gl.allocate_shared_memory(q_desc.dtype, [Q_TILES * (BM // G), G, BK], q_desc.layout)
-    q_tiles = q_boxes._reinterpret(q_desc.dtype, [Q_TILES, BM, BK], q_desc.layout)
-    d_bufs = gl.allocate_shared_memory(d_desc.dtype, [ST * KS, BN, BK], d_desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [QST if QST > 0 else 1, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [QST if QST > 0 else 1, 1], mbarrier.MBarrierLayout())
+    d_boxes = gl.allocate_shared_memory(d_desc.dtype, [ST * KS * (BN // BR), BR, BK], d_desc.layout)
+    ring = Ring(
+        q_boxes, q_boxes._reinterpret(q_desc.dtype, [Q_TILES, BM, BK], q_desc.layout),
+        d_boxes, d_boxes._reinterpret(d_desc.dtype, [ST * KS, BN, BK], d_desc.layout),
+        gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], mbarrier.MBarrierLayout()),
+        gl.allocate_shared_memory(gl.int64, [Q_STAGES, 1], mbarrier.MBarrierLayout()),
+        gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout()),
+        gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout()),
+    )  # fmt: skip
     for i in gl.static_range(ST):
-        mbarrier.init(full.index(i), count=1)
-        mbarrier.init(empty.index(i), count=NC)
-    for i in gl.static_range(QST):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=NC)
+        mbarrier.init(ring.full.index(i), count=BN // BR + (1 if QST == 0 else 0))
+        mbarrier.init(ring.empty.index(i), count=NC)
+    for i in gl.static_range(Q_STAGES):
+        mbarrier.init(ring.q_full.index(i), count=1)
+        mbarrier.init(ring.q_empty.index(i), count=NC)
     fence_async_shared()
+    # compile-time values reach a specialised function inside an aggregate, or written out in the argument tuple
     if NC == 2:
-        gl.warp_specialize([
-            (_consume0, (q_desc, d_desc, q_boxes, q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr,
-                         q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid, programs, n_chunks, n_groups, n_blocks, Nq, K,
-                         q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM, BN, BK, KS, KC, ST, QST, NC, G, SUM,
-                         SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS, HAS_LENGTHS, BALANCED, ARGMAX)),
-            (_consume1, (q_desc, d_desc, q_boxes, q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr,
-                         q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid, programs, n_chunks, n_groups, n_blocks, Nq, K,
-                         q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM, BN, BK, KS, KC, ST, QST, NC, G, SUM,
-                         SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS, HAS_LENGTHS, BALANCED, ARGMAX)),
-            (_loader, (q_desc, d_desc, q_boxes, q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr,
-                       q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid, programs, n_chunks, n_groups, n_blocks, Nq, K,
-                       q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM, BN, BK, KS, KC, ST, QST, NC, G, SUM,
-                       SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS, HAS_LENGTHS, BALANCED, ARGMAX)),
-        ], [4, 1], [R1, R2])  # fmt: skip
+        gl.warp_specialize(
+            [(_consume0, (t, w, ring)), (_consume1, (t, w, ring)), (_load, (t, w, ring))], [4, 1], [R1, R2]
+        )
     else:
-        gl.warp_specialize([
-            (_consume0, (q_desc, d_desc, q_boxes, q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr,
-                         q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid, programs, n_chunks, n_groups, n_blocks, Nq, K,
-                         q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM, BN, BK, KS, KC, ST, QST, NC, G, SUM,
-                         SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS, HAS_LENGTHS, BALANCED, ARGMAX)),
-            (_loader, (q_desc, d_desc, q_boxes, q_tiles, d_bufs, q_full, q_empty, full, empty, out_ptr, arg_ptr,
-                       q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, pid, programs, n_chunks, n_groups, n_blocks, Nq, K,
-                       q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM, BN, BK, KS, KC, ST, QST, NC, G, SUM,
-                       SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS, HAS_LENGTHS, BALANCED, ARGMAX)),
-        ], [1], [R2])  # fmt: skip
+        gl.warp_specialize([(_consume0, (t, w, ring)), (_load, (t, w, ring))], [1], [R2])
 
 
 _SUM_RUNTIME = ("part_ptr", "out_ptr", "Nq", "K", "sums")

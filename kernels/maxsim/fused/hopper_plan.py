@@ -16,6 +16,9 @@ from maxsim.fused.launch import LaunchPlan
 UNIT = 64  # query rows whose maxima are always summed together, the height of one wgmma
 TILE = 128  # document rows of a tile
 SHARED_BYTES = 227 * 1024 - 1024  # what one program may use on sm_90, less barriers and reductions
+CORE_COLUMNS = (
+    512  # columns the tensor core adds up by itself: relative errors reach 7e-7 at d = 512, 1.0e-6 at 768 (H200)
+)
 SMALL_SUMS_BYTES = 1 << 20  # partial sums of 64 rows instead of 128 are taken where they stay below this
 H200_PROCESSORS = 132
 
@@ -26,8 +29,9 @@ class HopperPlan(LaunchPlan):
 
     Attributes:
         NC, BM: consumer warpgroups of a program and query rows of each (64 or 128).
-        BN: document rows of a tile.
+        BN, BR: document rows of a tile and of one copy into it; copies that no document needs are left out.
         BK, KS, KC: columns of one copy, copies of a stage, stages of a document tile; BK * KS * KC >= d.
+        KI: stages that the tensor core adds up before their sum is added in fp32.
         ST: stages of the ring.
         QST: query groups held in shared memory at a time; 0 where they do not fit and travel with the document tiles.
         G: rows given to a query that is shorter than 64 tokens, else 64.
@@ -36,15 +40,18 @@ class HopperPlan(LaunchPlan):
         parts: units of 64 rows of one query.
         groups, blocks: query groups and document blocks (per query where not `shared`); a chunk is one of each.
         programs: programs launched, each taking every `programs`-th chunk.
+        per_processor: programs resident on a multiprocessor.
         balanced: blocks have equal rows, not equal counts of documents (sorted packed documents).
     """
 
     NC: int = 1
     BM: int = UNIT
     BN: int = TILE
+    BR: int = TILE
     BK: int = 64
     KS: int = 1
     KC: int = 1
+    KI: int = 1
     ST: int = 3
     QST: int = 1
     G: int = UNIT
@@ -54,6 +61,7 @@ class HopperPlan(LaunchPlan):
     groups: int = 1
     blocks: int = 1
     programs: int = 1
+    per_processor: int = 1
     balanced: bool = False
 
     @property
@@ -80,6 +88,7 @@ def plan_shape(
     d: int,
     shared: bool = True,
     sorted_rows: int | None = None,
+    contiguous: bool = True,
     argmax: bool = False,
     processors: int = H200_PROCESSORS,
     ceiling: str = "unknown",
@@ -92,6 +101,7 @@ def plan_shape(
         d: embedding dimension, a multiple of 8.
         shared: all queries meet the same K documents.
         sorted_rows: rows of packed documents whose starts ascend, else None.
+        contiguous: a document begins where the one before it ends.
         argmax: the epilogue also tracks indices.
         processors: multiprocessors of the device.
         ceiling: what binds the work, handed through to the plan.
@@ -101,7 +111,7 @@ def plan_shape(
         tile = _tile(NC, BM, Nq, K, Lq, d, shared)
         if tile is None:
             continue
-        cycles, chosen = _schedule(tile, K, Ld, sorted_rows, argmax, processors, ceiling)
+        cycles, chosen = _schedule(tile, K, Ld, sorted_rows, contiguous, argmax, processors, ceiling)
         if best is None or cycles < best[0]:
             best = cycles, chosen
     if best is None:
@@ -124,6 +134,16 @@ class _Tile:
     parts: int
     groups: int
 
+    @property
+    def columns(self) -> int:
+        """Columns multiplied: d, and zeros that complete the last copy."""
+        return self.BK * self.KS * self.KC
+
+    @property
+    def sums(self) -> int:
+        """Partial sums of a query."""
+        return max(1, self.parts * UNIT // max(self.SUM, UNIT))
+
 
 def _columns(d: int) -> tuple[int, int]:
     """Columns of one copy and copies of a row: the fewest columns in all, then the widest copy (128 bytes swizzled)."""
@@ -132,8 +152,10 @@ def _columns(d: int) -> tuple[int, int]:
 
 
 def _tile(NC: int, BM: int, Nq: int, K: int, Lq: int, d: int, shared: bool) -> _Tile | None:
-    """The candidate tile for these queries, or None where most of its rows would be empty."""
+    """The candidate tile for these queries, or None where it would waste rows, memory or registers."""
     BK, copies = _columns(d)
+    if BK * copies > CORE_COLUMNS and BM > UNIT:
+        return None  # two accumulators of 128 rows are more registers than a thread has
     G = UNIT if Lq > 32 else max(8, 1 << (Lq - 1).bit_length())
     parts = -(-Lq // UNIT)
     per_group = NC * BM // UNIT
@@ -151,67 +173,89 @@ def _tile(NC: int, BM: int, Nq: int, K: int, Lq: int, d: int, shared: bool) -> _
         if per_group > 1 and units <= per_group // 2:
             return None
     SUM = 128 if BM == 128 and G == UNIT and parts % 2 == 0 else G
-    sums = parts * UNIT // max(SUM, UNIT)
-    if sums > max(1, -(-Lq // 128)) and Nq * sums * K * 4 > SMALL_SUMS_BYTES:
-        return None  # partial sums may take ceil(Lq / 128) times the memory of the scores, or 1 MiB
     KS = max(k for k in (1, 2, 3, 4) if copies % k == 0 and k * BK * TILE * 2 <= 32 * 1024)
-    return _Tile(NC, BM, BK, KS, copies // KS, G, SUM, shared, parts, groups)
+    tile = _Tile(NC, BM, BK, KS, copies // KS, G, SUM, shared, parts, groups)
+    allowed = max(-(-Lq // 128) * Nq * K * 4, SMALL_SUMS_BYTES)
+    wide = BM == UNIT and BK * copies > CORE_COLUMNS  # no other tile is left
+    return tile if tile.sums == 1 or tile.sums * Nq * K * 4 <= allowed or wide else None
 
 
-def _ring(tile: _Tile, many: bool) -> tuple[int, int, int, int] | None:
+def _ring(tile: _Tile, many: bool, per_processor: int) -> tuple[int, int, int, int] | None:
     """(QST, ST, KS, KC): query groups held, ring stages, copies of a stage, stages of a tile."""
     box = tile.BK * 2
     stage = TILE * box * tile.KS
     held = tile.NC * tile.BM * box * tile.KS * tile.KC
+    space = SHARED_BYTES // per_processor - (per_processor - 1) * 1024
     for QST in (2, 1) if many else (1,):
-        stages = (SHARED_BYTES - QST * held) // stage
+        stages = (space - QST * held) // stage
         if stages >= 3:
             return QST, min(stages, 8), tile.KS, tile.KC
-    stages = SHARED_BYTES // ((TILE + tile.NC * tile.BM) * box)
+    stages = space // ((TILE + tile.NC * tile.BM) * box)
     return (0, min(stages, 8), 1, tile.KS * tile.KC) if stages >= 3 else None
+
+
+def _run(KC: int, columns: int) -> int:
+    """Stages whose products the tensor core may add up: the most that divide KC and span at most CORE_COLUMNS."""
+    return max(k for k in range(1, KC + 1) if KC % k == 0 and (k == 1 or k * (columns // KC) <= CORE_COLUMNS))
 
 
 # Model of a Hopper multiprocessor, in cycles; only the order of the candidates matters.
 _FLOP_CYCLE = 4096  # dense fp16 per multiprocessor
 _HBM_BYTES_CYCLE = 20  # a 132nd of 4.5 TB/s at 1.7 GHz
-_L2_BYTES_CYCLE = 28
-_EPILOGUE = 280  # maxima of 64 x 128 similarities by one warpgroup, with its waits
+_L2_BYTES_CYCLE = 34
+_EPILOGUE = 280  # maxima of 64 x 128 similarities by one warpgroup
+_STALL = 300  # a lone warpgroup between products: waits, handing back the stage, closing a document
 _CHUNK = 3500  # filling the ring and loading a query group
 _SECOND_KERNEL = 4000
 
 
+def _cycles(tile: _Tile, QST: int, argmax: bool, programs: int, processors: int) -> float:
+    """Modelled cycles of one document tile on one multiprocessor."""
+    mma = 2 * tile.NC * tile.BM * TILE * tile.columns / _FLOP_CYCLE
+    epilogue = _EPILOGUE * tile.BM / UNIT * (2.0 if argmax else 1.0)
+    compute = max(mma, mma / 2 + epilogue) if tile.NC == 2 else mma + epilogue + _STALL
+    read = TILE * tile.columns * 2
+    moved = read + (tile.NC * tile.BM * tile.columns * 2 if QST == 0 else 0)
+    readers = min(tile.groups, processors) if tile.shared else 1
+    return max(compute, moved / _L2_BYTES_CYCLE, read / _HBM_BYTES_CYCLE / readers * programs / processors)
+
+
 def _schedule(
-    tile: _Tile, K: int, Ld: int, sorted_rows: int | None, argmax: bool, processors: int, ceiling: str = "unknown"
+    tile: _Tile,
+    K: int,
+    Ld: int,
+    sorted_rows: int | None,
+    contiguous: bool,
+    argmax: bool,
+    processors: int,
+    ceiling: str = "unknown",
+    per_processor: int = 1,
 ) -> tuple[float, HopperPlan]:
     """Modelled cycles of the best number of blocks for a tile, and the plan."""
-    columns = tile.BK * tile.KS * tile.KC
     rows = sorted_rows if sorted_rows is not None else K * Ld
-    few = max(1, min(K, processors // tile.groups))
-    sums = tile.parts * UNIT // max(tile.SUM, UNIT)
+    slots = processors * per_processor
+    few = max(1, min(K, slots // tile.groups))
     best: tuple[float, HopperPlan] | None = None
     for blocks in sorted({min(K, few * scale) for scale in (1, 2, 3, 4, 6, 8, 12, 16)}):
         chunks = tile.groups * blocks
-        programs = min(chunks, processors)
-        ring = _ring(tile, many=chunks > programs)
-        assert ring is not None, "a streamed ring of three stages always fits"
+        programs = min(chunks, slots)
+        ring = _ring(tile, chunks > programs, per_processor)
+        if ring is None:
+            raise ValueError(f"{per_processor} programs of {tile} do not fit into a multiprocessor")
         QST, ST, KS, KC = ring
-        mma = 2 * tile.NC * tile.BM * TILE * columns / _FLOP_CYCLE
-        epilogue = _EPILOGUE * tile.BM / UNIT * (2.2 if argmax else 1.0)
-        compute = max(mma, mma / 2 + epilogue) if tile.NC == 2 else mma + epilogue
-        bytes_tile = TILE * columns * 2
-        moved = bytes_tile + (tile.NC * tile.BM * columns * 2 if QST == 0 else 0)
-        readers = min(tile.groups, processors) if tile.shared else 1
-        cycles = max(compute, moved / _L2_BYTES_CYCLE, bytes_tile / _HBM_BYTES_CYCLE / readers * programs / processors)
         waves = -(-chunks // programs)
-        tiles = max(rows / K * -(-K // blocks), 1) / TILE if sorted_rows is None else max(1, rows / blocks / TILE)
-        total = waves * (tiles * cycles + _CHUNK / (2 if QST == 2 else 1)) + (_SECOND_KERNEL if sums > 1 else 0)
+        documents = -(-K // blocks)
+        tiles = max(1, rows / K * documents / TILE) if sorted_rows is None else max(1, rows / blocks / TILE)
+        total = waves * (tiles * _cycles(tile, QST, argmax, programs, slots) + _CHUNK / (2 if QST == 2 else 1))
+        total += _SECOND_KERNEL if tile.sums > 1 else 0
         if best is None or total < best[0] * 0.98:
             plan = HopperPlan(
-                kernel="hopper", block_m=tile.NC * tile.BM, block_n=TILE, block_k=columns, group=tile.G, slices=sums,
-                docs_per_program=-(-K // blocks), num_warps=4 * tile.NC + 1, num_stages=ST, ceiling=ceiling,
-                why="least modelled time", NC=tile.NC, BM=tile.BM, BN=TILE, BK=tile.BK, KS=KS, KC=KC, ST=ST, QST=QST,
-                G=tile.G, SUM=tile.SUM, shared=tile.shared, parts=tile.parts, groups=tile.groups, blocks=blocks,
-                programs=programs, balanced=sorted_rows is not None and blocks > 1,
+                kernel="hopper", block_m=tile.NC * tile.BM, block_n=TILE, block_k=tile.columns, group=tile.G,
+                slices=tile.sums, docs_per_program=documents, num_warps=4 * tile.NC + 1, num_stages=ST, ceiling=ceiling,
+                why="least modelled time", NC=tile.NC, BM=tile.BM, BN=TILE, BR=TILE if contiguous else 32, BK=tile.BK,
+                KS=KS, KC=KC, KI=_run(KC, tile.columns), ST=ST, QST=QST, G=tile.G, SUM=tile.SUM, shared=tile.shared,
+                parts=tile.parts, groups=tile.groups, blocks=blocks, programs=programs, per_processor=per_processor,
+                balanced=sorted_rows is not None and blocks > 1,
             )  # fmt: skip
             best = total, plan
     assert best is not None, "at least one number of blocks is tried"
