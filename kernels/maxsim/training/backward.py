@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor
 
 from maxsim.tokens import TokenBatch
-from maxsim.training import csr, torch_path
+from maxsim.training import csr, launch, torch_path
 from maxsim.training.csr import Gradients
 from maxsim.training.geometry import Geometry, may_overlap
 
@@ -34,11 +33,13 @@ _PATHS: dict[str, Callable[..., Gradients]] = {
 
 def gradients(
     path: BackwardPath, q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, *,
-    query: bool, document: bool, query_dtype: torch.dtype | None = None,
+    query: bool, document: bool,
+    query_dtype: torch.dtype | None = None, document_dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
     """dQ and dD by one path; arguments and results as in `csr.csr`."""
-    with torch.cuda.device(q.device) if q.device.type == "cuda" else nullcontext():
-        return _PATHS[path](q, d, winner, g, geo, query=query, document=document, query_dtype=query_dtype)
+    return _PATHS[path](
+        q, d, winner, g, geo, query=query, document=document, query_dtype=query_dtype, document_dtype=document_dtype
+    )
 
 
 def choose_backward(q: TokenBatch, d: TokenBatch, geo: Geometry, wanted: BackwardPath | None = None) -> BackwardPath:
@@ -55,7 +56,7 @@ def choose_backward(q: TokenBatch, d: TokenBatch, geo: Geometry, wanted: Backwar
     shares_rows = may_overlap(d)
     if wanted in ("csr", "onehot") and shares_rows:
         raise ValueError(f"backward: {wanted!r} needs documents of their own rows, D is a selection; use 'csr_sort'")
-    if wanted not in (None, "torch") and q.device.type != "cuda" and not csr.runs_interpreted():
+    if wanted not in (None, "torch") and q.device.type != "cuda" and not launch.runs_interpreted():
         raise ValueError(f"backward: {wanted!r} needs an NVIDIA GPU, Q is on {q.device}; use 'torch' or None")
     if wanted is not None:
         return wanted

@@ -6,24 +6,23 @@ Nothing here reads a tensor on the host: a launch is decided by shapes alone.
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from maxsim.tokens import TokenBatch
 from maxsim.training.geometry import Geometry, gradient_buffer, slot_rows
+from maxsim.training.launch import cdiv, launch, power_of_two, runs_interpreted
 
-TILE = 4096  # elements of a gathered tile: 32 fp16 values a thread of four warps, as many as stay in registers
-SCAN = 2048  # entries scanned at a time while sorting
 MAX_ENTRY = 2**31 - 1
+GATHER = 1024  # elements of a gathered tile a warp: 32 fp16 values a thread, as many as stay in registers
+SCAN = 512  # entries that a warp scans at a time while sorting
+RANK = 32  # entries that it ranks at a time
 Gradients = tuple[Tensor | None, Tensor | None]
 
 
 def csr(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, *, query: bool, document: bool,
-    query_dtype: torch.dtype | None = None,
+    query_dtype: torch.dtype | None = None, document_dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
     """dQ and dD by inverse-grid CSR in two launches: dQ beside the sort, then dD. Deterministic.
 
@@ -32,7 +31,7 @@ def csr(
         winner: int8 | int16 | int32 [Nq, K, Lq], any strides but the last (1); -1 where there is no winner.
         g: fp32 [Nq, K], any strides.
         query, document: which gradients are wanted.
-        query_dtype: of dQ if not that of the embeddings: fp32 where the caller adds several up.
+        query_dtype, document_dtype: of dQ and dD if not that of the embeddings.
 
     Returns:
         dQ [Rq, d] and dD [Rd, d] in the dtype of the embeddings, None where not wanted. Memory beside them: per entry 2
@@ -40,26 +39,35 @@ def csr(
         return, and 4 per document token.
     """
     dq = gradient_buffer(q, query_dtype) if query else None
-    dd = gradient_buffer(d) if document else None
-    bucket, order, begin, log_tokens = _csr_buffers(winner, geo) if document else (winner, winner, winner, 0)
-    _queries_and_sort(q, d, winner, g, geo, dq, bucket, order, begin, log_tokens, document)
-    if dd is not None:
-        del bucket
-        _documents(q, d, order, begin, g, geo, dd, log_tokens)
-    return dq, dd
+    if not document:
+        _queries_and_sort(q, d, winner, g, geo, dq, (winner, winner, winner), sort=False)
+        return dq, None
+    buffers = _csr_buffers(winner, geo)
+    _queries_and_sort(q, d, winner, g, geo, dq, buffers, sort=True)
+    return dq, document_gradient(q, d, buffers[1], buffers[2], g, geo, document_dtype)
 
 
 def build(d: TokenBatch, winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor]:
-    """The CSR alone: sorted entries [documents, E] (int16 bits or int32) and row offsets int32 [documents, Ld + 1]."""
-    bucket, order, begin, log_tokens = _csr_buffers(winner, geo)
-    _queries_and_sort(d, d, winner, winner, geo, None, bucket, order, begin, log_tokens, True)
-    return order, begin
+    """The CSR alone: sorted entries [documents, E] (int16 bits or int32) and row offsets int32 [documents, Ld + 1].
+
+    Entry (t, i), t-th query of the document and token i, is the number (t << log_tokens_of(geo)) + i.
+    """
+    buffers = _csr_buffers(winner, geo)
+    _queries_and_sort(d, d, winner, winner, geo, None, buffers, sort=True)
+    return buffers[1], buffers[2]
 
 
-def document_gradient(q: TokenBatch, d: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, geo: Geometry) -> Tensor:
+def document_gradient(
+    q: TokenBatch, d: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, geo: Geometry,
+    dtype: torch.dtype | None = None,
+) -> Tensor:  # fmt: skip
     """dD from the CSR that `build` made: the second launch of `csr`."""
-    dd = gradient_buffer(d)
-    _documents(q, d, order, begin, g, geo, dd, log_tokens_of(geo))
+    dd = gradient_buffer(d, dtype)
+    slots = slot_rows(d)
+    _document_rows(
+        q, order, begin, g, dd, geo, (d.starts, d.lengths), log_tokens=log_tokens_of(geo), documents=geo.documents,
+        span=geo.Ld if slots is None else slots, slots=slots is not None, pitch=d.pitch, whole=False,
+    )  # fmt: skip
     return dd
 
 
@@ -68,104 +76,96 @@ def log_tokens_of(geo: Geometry) -> int:
     return max(0, (geo.Lq - 1).bit_length())
 
 
-def _csr_buffers(winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor, Tensor, int]:
-    log_tokens = log_tokens_of(geo)
-    largest = geo.queries_per_document << log_tokens
+def _csr_buffers(winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor, Tensor]:
+    """Bucket, sorted entries and row offsets, uninitialised."""
+    largest = geo.queries_per_document << log_tokens_of(geo)
     if largest > MAX_ENTRY:
         raise ValueError(
             f"backward='csr': {geo.queries_per_document} queries of {geo.Lq} tokens exceed 2^31 entries a document; "
             "use backward='onehot'"
         )
     stored = torch.int16 if largest <= 65536 else torch.int32
-    shape = (geo.documents, geo.queries_per_document * geo.Lq)
-    bucket = torch.empty(shape, dtype=stored, device=winner.device)
-    begin = torch.empty((geo.documents, geo.Ld + 1), dtype=torch.int32, device=winner.device)
-    return bucket, torch.empty_like(bucket), begin, log_tokens
+    shape = (2, geo.documents, geo.queries_per_document * geo.Lq)
+    bucket, order = torch.empty(shape, dtype=stored, device=winner.device).unbind()
+    return bucket, order, torch.empty((geo.documents, geo.Ld + 1), dtype=torch.int32, device=winner.device)
 
 
 def _queries_and_sort(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, dq: Tensor | None,
-    bucket: Tensor, order: Tensor, begin: Tensor, log_tokens: int, sort: bool,
+    buffers: tuple[Tensor, Tensor, Tensor], *, sort: bool,
 ) -> None:  # fmt: skip
-    from maxsim.training import kernels
-
+    log_tokens = log_tokens_of(geo)
     block_d = power_of_two(d.d)
-    pairs = max(4, TILE // block_d)
-    block_i = 4 if pairs >= 16 else 1
+    pairs = max(2, GATHER // block_d)
+    block_i = 2 if pairs >= 4 else 1
     rows_per_tile = 32 if geo.Ld <= 4096 else 128
-    q_span = slot_rows(q) or geo.Lq
+    slots = slot_rows(q)
+    q_span = geo.Lq if slots is None else slots
     query_programs = 0 if dq is None else geo.Nq * cdiv(q_span, block_i)
     tiles = cdiv(geo.Ld, rows_per_tile)
-    programs = query_programs + (geo.documents * tiles if sort else 0)
-    if programs == 0:
-        return
-    kernels.queries_and_sort[(programs,)](
-        winner, g, d.values, dq if dq is not None else d.values, bucket, order, begin,
-        *_pointers(d.starts, q.starts, q.lengths, winner),
-        winner.stride(0), winner.stride(1), g.stride(0), g.stride(1) if g.ndim > 1 else 0, d.values.stride(0),
-        d.pitch, q.pitch, q_span, query_programs, geo.queries_per_document, geo.K, geo.Lq, geo.Ld, d.d,
-        geo.queries_per_document * geo.Lq, tiles,
-        SHARED=geo.shared, D_STARTS=d.starts is not None, Q_STARTS=q.starts is not None,
-        Q_LENGTHS=q.lengths is not None, Q_SLOTS=slot_rows(q) is not None, LOG_TOKENS=log_tokens,
-        BI=block_i, BK=pairs // block_i, BD=block_d,
-        BE=min(SCAN, max(128, power_of_two(geo.queries_per_document << log_tokens))), BJ=rows_per_tile,
-        BS=TILE // rows_per_tile, num_warps=4,
+    scan = min(SCAN, max(RANK, power_of_two(geo.queries_per_document << log_tokens)))
+    launch(
+        "queries_and_sort", (query_programs + (geo.documents * tiles if sort else 0), 1),
+        (winner, g, d.values, dq, *buffers, d.starts, q.starts, q.lengths),
+        (winner.stride(0), winner.stride(1), d.values.stride(0), geo.Lq, d.d),
+        (
+            g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, query_programs, geo.queries_per_document, geo.K, geo.Ld,
+            geo.queries_per_document * geo.Lq, tiles,
+        ),
+        (
+            geo.shared, d.starts is not None, q.starts is not None, q.lengths is not None, slots is not None,
+            log_tokens, block_i, pairs // block_i, block_d, scan, rows_per_tile, RANK,
+        ),
+        1,
     )  # fmt: skip
 
 
-def _documents(
-    q: TokenBatch, d: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, geo: Geometry, dd: Tensor, log_tokens: int
-) -> None:
-    from maxsim.training import kernels
-
-    span = slot_rows(d) or geo.Ld
-    _launch_document_rows(
-        kernels, q, order, begin, g, dd, span, geo, per_document=geo.queries_per_document * geo.Lq,
-        log_tokens=log_tokens, documents=geo.documents, d=d, whole=False,
-    )  # fmt: skip
-
-
-def _launch_document_rows(
-    kernels: Any, q: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, dd: Tensor, span: int, geo: Geometry, *,
-    per_document: int, log_tokens: int, documents: int, d: TokenBatch, whole: bool,
+def _document_rows(
+    q: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, dd: Tensor, geo: Geometry,
+    placed: tuple[Tensor | None, Tensor | None], *,
+    log_tokens: int, documents: int, span: int, slots: bool, pitch: int, whole: bool,
 ) -> None:  # fmt: skip
     """dD from sorted entries, document by document, or (`whole`) over all rows of the buffer as one document."""
+    starts, lengths = placed
     block_d = power_of_two(q.d)
-    pairs = max(4, TILE // block_d)
-    block_r = min(8, pairs)
-    grid = documents * cdiv(span, block_r)
-    if grid == 0:
-        return
-    starts, lengths = (None, None) if whole else (d.starts, d.lengths)
-    kernels.document_rows[(grid,)](
-        order, begin, g, q.values, dd, *_pointers(q.starts, starts, lengths, order),
-        g.stride(0), g.stride(1), q.values.stride(0), q.pitch, d.pitch, span, geo.K, geo.Lq,
-        begin.shape[-1] - 1, q.d, per_document,
-        SHARED=geo.shared, GLOBAL=whole, Q_STARTS=q.starts is not None, D_STARTS=starts is not None,
-        D_LENGTHS=lengths is not None, D_SLOTS=whole or slot_rows(d) is not None, LOG_TOKENS=log_tokens,
-        BR=block_r, BE=pairs // block_r, BD=block_d, LOCKSTEP=8 * (pairs // block_r), num_warps=4,
+    pairs = max(2, GATHER // block_d)
+    block_r = 2 if pairs >= 4 else 1
+    block_e = pairs // block_r
+    # rows of a program go on together until four times the average, in whole steps, then one after the other
+    average = geo.queries_per_document * geo.Lq // max(1, geo.Ld)
+    launch(
+        "document_rows", (documents * cdiv(span, block_r), 1),
+        (order, begin, g, q.values, dd, q.starts, starts, lengths),
+        (q.values.stride(0), q.d),
+        (
+            g.stride(0), g.stride(1), q.pitch, pitch, span, geo.K, geo.Lq, begin.shape[-1] - 1,
+            0 if whole else geo.queries_per_document * geo.Lq, cdiv(4 * average + 32, block_e) * block_e,
+        ),
+        (
+            geo.shared, whole, q.starts is not None, starts is not None, lengths is not None, slots, log_tokens,
+            block_r, block_e, block_d,
+        ),
+        1,
     )  # fmt: skip
 
 
 def csr_sort(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, *, query: bool, document: bool,
-    query_dtype: torch.dtype | None = None,
+    query_dtype: torch.dtype | None = None, document_dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
     """As `csr`, with one library sort over all rows of the buffer in place of the counting sort. Deterministic.
 
     The only path for a `select`ion whose documents share rows: a row collects what all its documents won. Takes
     about 50 bytes an entry while it sorts.
     """
-    from maxsim.training import kernels
-
     dq, _ = csr(q, d, winner, g, geo, query=query, document=False, query_dtype=query_dtype)
     if not document:
         return dq, None
     R = d.values.shape[0]
-    dd = torch.empty_like(d.values, memory_format=torch.contiguous_format)
+    dd = torch.empty(d.values.shape, dtype=document_dtype or d.dtype, device=d.device)
     order, begin = sort_entries(d, winner, geo)
-    _launch_document_rows(
-        kernels, q, order, begin, g, dd, R, geo, per_document=0, log_tokens=0, documents=1, d=d, whole=True
+    _document_rows(
+        q, order, begin, g, dd, geo, (None, None), log_tokens=0, documents=1, span=R, slots=True, pitch=0, whole=True
     )
     return dq, dd
 
@@ -182,82 +182,53 @@ def sort_entries(d: TokenBatch, winner: Tensor, geo: Geometry) -> tuple[Tensor, 
 
 def onehot(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, *, query: bool, document: bool,
-    query_dtype: torch.dtype | None = None,
+    query_dtype: torch.dtype | None = None, document_dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
     """dQ as `csr`; dD by one-hot matrix products, with no memory beside the gradients. Deterministic.
 
     A query with an infinite or NaN component makes the gradient of every document it meets NaN, where `csr` confines it
     to the rows that the token won.
     """
-    from maxsim.training import kernels
-
     dq, _ = csr(q, d, winner, g, geo, query=query, document=False, query_dtype=query_dtype)
     if not document:
         return dq, None
-    dd = gradient_buffer(d)
-    span = slot_rows(d) or geo.Ld
+    dd = gradient_buffer(d, document_dtype)
+    slots = slot_rows(d)
+    span = geo.Ld if slots is None else slots
     block_d = min(128, max(16, power_of_two(d.d)))
-    grid = (geo.documents * cdiv(span, 64), cdiv(d.d, block_d))
-    if grid[0]:
-        interpreted, wide = kernels.INTERPRETED, q.dtype == torch.float32  # the interpreter multiplies bf16 wrongly
-        kernels.document_rows_onehot[grid](
-            winner, g, q.values, dd, *_pointers(q.starts, d.starts, d.lengths, winner),
-            winner.stride(0), winner.stride(1), g.stride(0), g.stride(1), q.values.stride(0), q.pitch, d.pitch, span,
-            geo.queries_per_document, geo.K, geo.Lq, geo.Ld, d.d,
-            SHARED=geo.shared, Q_STARTS=q.starts is not None, D_STARTS=d.starts is not None,
-            D_LENGTHS=d.lengths is not None, D_SLOTS=slot_rows(d) is not None,
-            UPCAST=interpreted, DOT="tf32x3" if wide and not interpreted else "ieee",
-            BJ=64, BI=min(64, max(16, power_of_two(geo.Lq))), BD=block_d, num_warps=4,
-        )  # fmt: skip
+    interpreted = runs_interpreted()  # the interpreter multiplies bf16 wrongly
+    launch(
+        "document_rows_onehot", (geo.documents * cdiv(span, 64), cdiv(d.d, block_d)),
+        (winner, g, q.values, dd, q.starts, d.starts, d.lengths),
+        (winner.stride(0), winner.stride(1), q.values.stride(0), geo.Lq, d.d),
+        (g.stride(0), g.stride(1), q.pitch, d.pitch, span, geo.queries_per_document, geo.K, geo.Ld),
+        (
+            geo.shared, q.starts is not None, d.starts is not None, d.lengths is not None, slots is not None,
+            interpreted, "tf32x3" if q.dtype == torch.float32 and not interpreted else "ieee",
+            64, min(64, max(16, power_of_two(geo.Lq))), block_d,
+        ),
+        4,
+    )  # fmt: skip
     return dq, dd
 
 
 def atomic(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, *, query: bool, document: bool,
-    query_dtype: torch.dtype | None = None,
+    query_dtype: torch.dtype | None = None, document_dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
     """dQ as `csr`; dD by fp32 atomics into a buffer of 4 bytes an element, then cast. Not deterministic: to compare."""
-    from maxsim.training import kernels
-
     dq, _ = csr(q, d, winner, g, geo, query=query, document=False, query_dtype=query_dtype)
     if not document:
         return dq, None
     total = torch.zeros(d.values.shape, dtype=torch.float32, device=d.device)
     block_i, block_k = 16, 16
     k_programs = cdiv(geo.K, block_k)
-    grid = geo.Nq * cdiv(geo.Lq, block_i) * k_programs
-    if grid:
-        kernels.scatter_atomic[(grid,)](
-            winner, g, q.values, total, *_pointers(q.starts, d.starts, winner),
-            winner.stride(0), winner.stride(1), g.stride(0), g.stride(1), q.values.stride(0), q.pitch, d.pitch,
-            geo.K, geo.Lq, geo.Ld, d.d, k_programs,
-            SHARED=geo.shared, Q_STARTS=q.starts is not None, D_STARTS=d.starts is not None,
-            BI=block_i, BK=block_k, BD=power_of_two(d.d), num_warps=4,
-        )  # fmt: skip
-    return dq, total.to(d.dtype)
-
-
-def cdiv(a: int, b: int) -> int:
-    """a / b rounded up."""
-    return -(-a // b)
-
-
-def power_of_two(n: int) -> int:
-    """Smallest power of two that is at least n (1 for n = 0)."""
-    return 1 << max(0, n - 1).bit_length()
-
-
-def runs_interpreted() -> bool:
-    """Whether the kernels run in Triton's interpreter, on the CPU."""
-    if find_spec("triton") is None:
-        return False
-    from maxsim.training import kernels
-
-    return kernels.INTERPRETED
-
-
-def _pointers(*tensors: Tensor | None) -> list[Tensor]:
-    """The tensors but the last, which stands in where one is absent: no kernel reads a pointer it has no flag for."""
-    *wanted, stand_in = tensors
-    assert stand_in is not None
-    return [stand_in if t is None else t for t in wanted]
+    launch(
+        "scatter_atomic", (geo.Nq * cdiv(geo.Lq, block_i) * k_programs, 1),
+        (winner, g, q.values, total, q.starts, d.starts),
+        (winner.stride(0), winner.stride(1), q.values.stride(0), geo.Lq, d.d),
+        (g.stride(0), g.stride(1), q.pitch, d.pitch, geo.K, geo.Ld, k_programs),
+        (geo.shared, q.starts is not None, d.starts is not None, block_i, block_k, power_of_two(d.d)),
+        4,
+    )  # fmt: skip
+    return dq, total.to(document_dtype or d.dtype)

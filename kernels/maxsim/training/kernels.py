@@ -16,7 +16,13 @@ import triton
 import triton.language as tl
 from triton.runtime.interpreter import InterpretedFunction
 
-# do_not_specialize: what varies from batch to batch and bounds no vector load, so that a new length compiles nothing.
+# Arguments come as pointers, integers whose divisibility decides how wide a load is, integers that vary from batch to
+# batch and bound no load (unspecialised, so that a new length compiles nothing), and constants, as `launch` has it.
+_SHARED = ["stride_gn", "stride_gk", "q_pitch", "d_pitch", "K", "Ld"]
+_SORT_VARIES = [*_SHARED, "q_span", "query_programs", "NQ", "per_document", "tiles"]
+_ROWS_VARIES = [*_SHARED, "d_span", "Lq", "per_document", "LOCKSTEP"]
+_ONEHOT_VARIES = [*_SHARED, "d_span", "NQ"]
+_ATOMIC_VARIES = [*_SHARED, "k_programs"]
 
 
 @triton.jit
@@ -152,13 +158,11 @@ def _entry(stored):
         return stored
 
 
-@triton.jit(
-    do_not_specialize=["d_pitch", "q_pitch", "q_span", "query_programs", "NQ", "K", "Ld", "per_document", "tiles"]
-)
+@triton.jit(do_not_specialize=_SORT_VARIES)
 def queries_and_sort(
     winner, g, d_values, dq, bucket, order, begin, d_starts, q_starts, q_lengths,
-    stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, query_programs,
-    NQ, K, Lq, Ld, d, per_document, tiles,
+    stride_wn, stride_wk, stride_d, Lq, d,
+    stride_gn, stride_gk, d_pitch, q_pitch, q_span, query_programs, NQ, K, Ld, per_document, tiles,
     SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
     Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
     LOG_TOKENS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
@@ -209,13 +213,14 @@ def _weighted_rows(
     return tl.expand_dims(weight, -1) * x.to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["d_pitch", "q_pitch", "d_span", "K", "Ld", "per_document"])
+@triton.jit(do_not_specialize=_ROWS_VARIES)
 def document_rows(
     order, begin, g, q_values, dd, q_starts, d_starts, d_lengths,
-    stride_gn, stride_gk, stride_q, q_pitch, d_pitch, d_span, K, Lq, Ld, d, per_document,
+    stride_q, d,
+    stride_gn, stride_gk, q_pitch, d_pitch, d_span, K, Lq, Ld, per_document, LOCKSTEP,
     SHARED: tl.constexpr, GLOBAL: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
     D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr, LOG_TOKENS: tl.constexpr,
-    BR: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr, LOCKSTEP: tl.constexpr,
+    BR: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
     """dD of BR rows of one document (GLOBAL: of the whole buffer) from the sorted entries.
 
@@ -261,10 +266,11 @@ def document_rows(
     tl.store(dd + row[:, None] * d + col[None, :], out.to(dd.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["d_pitch", "q_pitch", "d_span", "NQ", "K", "Ld"])
+@triton.jit(do_not_specialize=_ONEHOT_VARIES)
 def document_rows_onehot(
     winner, g, q_values, dd, q_starts, d_starts, d_lengths,
-    stride_wn, stride_wk, stride_gn, stride_gk, stride_q, q_pitch, d_pitch, d_span, NQ, K, Lq, Ld, d,
+    stride_wn, stride_wk, stride_q, Lq, d,
+    stride_gn, stride_gk, q_pitch, d_pitch, d_span, NQ, K, Ld,
     SHARED: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
     D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr,
     UPCAST: tl.constexpr, DOT: tl.constexpr, BJ: tl.constexpr, BI: tl.constexpr, BD: tl.constexpr,
@@ -309,10 +315,11 @@ def document_rows_onehot(
     tl.store(dd + row[:, None] * d + col[None, :], acc.to(dd.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["d_pitch", "q_pitch", "K", "Ld", "k_programs"])
+@triton.jit(do_not_specialize=_ATOMIC_VARIES)
 def scatter_atomic(
     winner, g, q_values, dd, q_starts, d_starts,
-    stride_wn, stride_wk, stride_gn, stride_gk, stride_q, q_pitch, d_pitch, K, Lq, Ld, d, k_programs,
+    stride_wn, stride_wk, stride_q, Lq, d,
+    stride_gn, stride_gk, q_pitch, d_pitch, K, Ld, k_programs,
     SHARED: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
     BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip

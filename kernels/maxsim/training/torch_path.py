@@ -16,7 +16,7 @@ BLOCK_ELEMENTS = 1 << 24  # gathered elements alive at a time: 64 MiB of fp32
 
 def gradients(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, *, query: bool, document: bool,
-    query_dtype: torch.dtype | None = None,
+    query_dtype: torch.dtype | None = None, document_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """dQ [Rq, d] and dD [Rd, d] in the embeddings' dtype, summed in fp32 (float64 for float64), query by query.
 
@@ -38,4 +38,5 @@ def gradients(
             dq.index_add_(0, q_rows, weight * d.values[d_rows].to(wide))
         if dd is not None:
             dd.index_add_(0, d_rows, weight * q.values[q_rows].to(wide))
-    return None if dq is None else dq.to(query_dtype or q.dtype), None if dd is None else dd.to(d.dtype)
+    dq = None if dq is None else dq.to(query_dtype or q.dtype)
+    return dq, None if dd is None else dd.to(document_dtype or d.dtype)

@@ -83,9 +83,7 @@ def backward(request: pytest.FixtureRequest) -> Backward:
     if where == "gpu":
         return Backward(name, name != "atomic", "cuda", gradients)
     pool: ProcessPoolExecutor = request.getfixturevalue("poisoned_interpreter")
-    return Backward(
-        name, name != "atomic", "cpu", lambda *a, **k: pool.submit(gradients, *a, **k).result(timeout=240)
-    )
+    return Backward(name, name != "atomic", "cpu", lambda *a, **k: pool.submit(gradients, *a, **k).result(timeout=240))
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ def test_a_cpu_takes_the_torch_path():
 
 @pytest.mark.parametrize("path", [p for p in BACKWARDS if p != "torch"])
 def test_a_kernel_path_on_a_cpu_is_refused_with_the_choice_that_works(path, monkeypatch):
-    monkeypatch.setattr("maxsim.training.csr.runs_interpreted", lambda: False)
+    monkeypatch.setattr("maxsim.training.launch.runs_interpreted", lambda: False)
     q, d = pair()
     with pytest.raises(ValueError, match=f"backward: '{path}' needs an NVIDIA GPU, Q is on cpu; use 'torch' or None"):
         choose_backward(q, d, geometry(q, d, "all"), path)
