@@ -1,6 +1,6 @@
 # Arguments of kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def"
-# ruff: noqa: SIM109, RUF005, RUF059  (kernels are compiled by Gluon, which has neither `in` nor unpacking in lists)
+# ruff: noqa: SIM102, SIM109, RUF005, RUF059  (Gluon has neither `in` nor unpacking in lists, and decides ifs twice)
 """INT8 and FP8 MaxSim for Hopper (sm_90) in Gluon: TMA ring, wgmma, warp-specialised, persistent over documents.
 
 Room: `quantized`. May import: fused, tokens.
@@ -9,9 +9,9 @@ One loader warp feeds a ring of [BN, BK] code tiles; each of NC consumer warpgro
 and walks over its documents with the row maxima in registers. What happens to an accumulator is the epilogue:
 
     document   INT8, one scale a document: the maximum runs on the INT32 accumulators; convert and scale once a row.
-    token      INT8, one scale a token, d ≤ 260: the accumulator starts at 0x4B400000, the bits of 1.5 * 2^23, so its
-               bits are those of the float 1.5 * 2^23 + a; fma(that, s, -1.5 * 2^23 * s) = a * s, rounded once,
-               because scales have 22 significant bits and 3s fits into 24.
+    token      INT8, one scale a token, d ≤ 260, so |a| < 2^22: a + 0x4B400000 are the bits of the float 1.5 * 2^23 + a,
+               and fma(that, s, -1.5 * 2^23 * s) = a * s, rounded once, because scales have 22 significant bits and
+               3s fits into 24. The conversion instruction would share its unit with the maxima.
     token_any  INT8, one scale a token, any d: convert and multiply.
     fp8_document, fp8_token: FP32 accumulators, otherwise the same.
     none       no maximum: the matrix products of a document are added up. A ceiling for this tile, not a score.
@@ -56,8 +56,14 @@ INT_MIN = gl.constexpr(-(2**31))
 
 
 @gluon.jit
-def _span(doc, B, start_ptr, len_ptr, pitch, max_len, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr):
-    """First row and length of document `doc` (clamped to the last one, so that looking one ahead stays in bounds)."""
+def _span(
+    doc, B, start_ptr, len_ptr, pitch, max_len, MODE: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr
+):
+    """Row where the first tile of document `doc` begins, and the tile columns [low, high) that are the document.
+
+    The scales of a tile are copied from a 16-byte boundary, four rows, so its tiles begin up to three rows early. `doc`
+    is clamped to the last one, so that looking one ahead stays in bounds.
+    """
     doc = gl.minimum(doc, B - 1)
     if HAS_STARTS:
         start = gl.load(start_ptr + doc).to(gl.int32)
@@ -67,40 +73,78 @@ def _span(doc, B, start_ptr, len_ptr, pitch, max_len, HAS_STARTS: gl.constexpr, 
         length = gl.minimum(gl.load(len_ptr + doc), max_len)
     else:
         length = max_len
-    return start, length
+    low = 0
+    if MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN:
+        low = start % 4
+    return start - low, low, gl.where(length > 0, low + length, 0)
 
 
 @gluon.jit
-def _fold(
-    s, m, sc, rem, MASKED: gl.constexpr, MODE: gl.constexpr, BN: gl.constexpr, col: gl.constexpr, QUADS: gl.constexpr
-):
-    """Maxima `m` [BM, 4] after the accumulator tile `s`; `sc` holds the tile's scales, `rem` its valid columns."""
+def _fold(s, m, sc, high, one, MASKED: gl.constexpr, MODE: gl.constexpr, BN: gl.constexpr, QUADS: gl.constexpr):
+    """Maxima `m` [BM, 4] after the accumulator tile `s`; `sc` holds scales, NaN in columns that do not take part."""
     if MODE == TOKEN:
-        s = gl.fma(s.to(gl.float32, bitcast=True), sc[None, :], (sc * -MAGIC_F)[None, :])
+        # `one` is 1, which the compiler does not know: an integer multiply-add runs beside the maxima, an addition on
+        # the same unit as they do.
+        s = gl.fma((s * one + MAGIC).to(gl.float32, bitcast=True), sc[None, :], (sc * -MAGIC_F)[None, :])
     elif MODE == TOKEN_ANY:
         s = s.to(gl.float32) * sc[None, :]
     elif MODE == FP8_TOKEN:
         s = s * sc[None, :]
-    if MASKED:
-        keep = (gl.arange(0, BN, layout=col) < rem)[None, :]
+    elif MASKED:
+        keep = (gl.arange(0, BN, layout=gl.SliceLayout(0, s.type.layout)) < high)[None, :]
         if MODE == DOCUMENT:
             s = gl.where(keep, s, INT_MIN)
         else:
             s = gl.where(keep, s, float("-inf"))
     # A thread owns columns 8j + 2c and 8j + 2c + 1 of its rows (c = lane % 4): reduce what it holds, leave c for later.
+    # A maximum drops a NaN that meets a number, and m begins as one.
     BM: gl.constexpr = s.shape[0]
     s = gl.max(gl.max(gl.reshape(s, [BM, BN // 8, 4, 2]), axis=3), axis=1)
     return gl.maximum(m, gl.convert_layout(s, QUADS))
 
 
 @gluon.jit
+def _multiply(
+    q_bufs, d_bufs, s_bufs, full, empty, it, acc, low, high, W: gl.constexpr, BN: gl.constexpr, KC: gl.constexpr,
+    ST: gl.constexpr, MODE: gl.constexpr,
+):  # fmt: skip
+    """Accumulators and scales of the first BN rows of the next tile, whose slots are given back, and the next `it`.
+
+    `acc` [BM, BN] is added to where the mode wants it. Scales of columns outside [low, high) come back as NaN.
+    """
+    col: gl.constexpr = gl.SliceLayout(0, acc.type.layout)
+    sc = gl.zeros([BN], gl.float32, col)
+    for kc in gl.static_range(KC):
+        slot = it % ST
+        mbarrier.wait(full.index(slot), (it // ST) & 1)
+        if kc == 0 and (MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN):
+            sc = s_bufs.index(slot).slice(0, BN).load(col)
+        acc = warpgroup_mma(
+            q_bufs.index(W * KC + kc), d_bufs.index(slot).slice(0, BN).permute((1, 0)), acc,
+            use_acc=(kc > 0) or MODE == NONE, is_async=True,
+        )  # fmt: skip
+        if kc > 0:
+            acc = warpgroup_mma_wait(1, deps=(acc,))
+            mbarrier.arrive(empty.index((it - 1) % ST), count=1)
+        it += 1
+    if MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN:
+        if (low > 0) | (high < BN):
+            cols = gl.arange(0, BN, layout=col)
+            sc = gl.where((cols >= low) & (cols < high), sc, float("nan"))
+    s = warpgroup_mma_wait(0, deps=(acc,))
+    mbarrier.arrive(empty.index((it - 1) % ST), count=1)
+    return s, sc, it
+
+
+@gluon.jit
 def _consume(
     q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr, doc0, step, B, pitch,
-    max_len, qg, q_rows, W: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr,
+    max_len, qg, q_rows, one, W: gl.constexpr, BM: gl.constexpr, BN: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr,
     NC: gl.constexpr, G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
 ):  # fmt: skip
+    HALF: gl.constexpr = BN // 2
     layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BN, 32])
-    col: gl.constexpr = gl.SliceLayout(0, layout)
+    narrow: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, HALF, 32])
     row: gl.constexpr = gl.SliceLayout(1, layout)
     # What is left of `layout` when each thread has reduced its own columns: a row, and the lane's place among four.
     quads: gl.constexpr = gl.DistributedLinearLayout(
@@ -108,74 +152,55 @@ def _consume(
         warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[BM, 4],
     )  # fmt: skip
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    FP8: gl.constexpr = MODE == FP8_DOCUMENT or MODE == FP8_TOKEN
+    acc_t: gl.constexpr = gl.float32 if MODE == FP8_DOCUMENT or MODE == FP8_TOKEN else gl.int32
     PER_TOKEN: gl.constexpr = MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN
     INT_MAX: gl.constexpr = MODE == DOCUMENT or MODE == NONE
-    if FP8:
-        init = gl.zeros([BM, BN], gl.float32, layout)
-    elif MODE == TOKEN:
-        init = gl.full([BM, BN], MAGIC, gl.int32, layout)
-    else:
-        init = gl.zeros([BM, BN], gl.int32, layout)
     slot_row = (qg * NC + W) * BM
     rows = slot_row + gl.arange(0, BM, layout=row)
     qs = gl.load(qs_ptr + rows, mask=rows < q_rows, other=0.0)
     NQ: gl.constexpr = BM // G
     slots = (slot_row // G + gl.arange(0, NQ, layout=flat)).to(gl.int64)
     slot_ok = slots < q_rows // G
+    acc = gl.full([BM, BN], 0, acc_t, layout)
     mbarrier.wait(qbar, 0)
     it = 0
-    start, length = _span(doc0, B, start_ptr, len_ptr, pitch, max_len, HAS_STARTS, HAS_LENGTHS)
+    start, low, high = _span(doc0, B, start_ptr, len_ptr, pitch, max_len, MODE, HAS_STARTS, HAS_LENGTHS)
     for doc in range(doc0, B, step):
         if INT_MAX:
             m = gl.full([BM, 4], INT_MIN, gl.int32, quads)
         else:
             m = gl.full([BM, 4], float("-inf"), gl.float32, quads)
-        now = length
-        start, length = _span(doc + step, B, start_ptr, len_ptr, pitch, max_len, HAS_STARTS, HAS_LENGTHS)
+        lo = low
+        hi = high
+        start, low, high = _span(doc + step, B, start_ptr, len_ptr, pitch, max_len, MODE, HAS_STARTS, HAS_LENGTHS)
         if PER_TOKEN:
             ds = 1.0
         else:
             ds = gl.load(ds_ptr + doc)
-        total = init
-        n_tiles = (now + BN - 1) // BN
-        for t in range(n_tiles):
-            sc = gl.zeros([BN], gl.float32, col)
-            acc = init
-            for kc in gl.static_range(KC):
-                slot = it % ST
-                mbarrier.wait(full.index(slot), (it // ST) & 1)
-                if PER_TOKEN and kc == 0:
-                    sc = s_bufs.index(slot).load(col)
-                if kc == 0:
-                    if MODE == NONE:
-                        acc = warpgroup_mma(
-                            q_bufs.index(W * KC), d_bufs.index(slot).permute((1, 0)), total, is_async=True
-                        )
-                    else:
-                        acc = warpgroup_mma(
-                            q_bufs.index(W * KC), d_bufs.index(slot).permute((1, 0)), init,
-                            use_acc=MODE == TOKEN, is_async=True,
-                        )  # fmt: skip
-                else:
-                    acc = warpgroup_mma(
-                        q_bufs.index(W * KC + kc), d_bufs.index(slot).permute((1, 0)), acc, is_async=True
-                    )
-                    acc = warpgroup_mma_wait(1, deps=(acc,))
-                    mbarrier.arrive(empty.index((it - 1) % ST), count=1)
-                it += 1
-            s = warpgroup_mma_wait(0, deps=(acc,))
-            mbarrier.arrive(empty.index((it - 1) % ST), count=1)
-            rem = now - t * BN
-            if MODE == NONE:
-                total = s
-            elif rem < BN:
-                m = _fold(s, m, sc, rem, True, MODE, BN, col, quads)
-            else:
-                m = _fold(s, m, sc, rem, False, MODE, BN, col, quads)
         if MODE == NONE:
-            top = gl.max(total, axis=1)
+            for _t in range((hi + BN - 1) // BN):
+                acc, sc, it = _multiply(q_bufs, d_bufs, s_bufs, full, empty, it, acc, 0, BN, W, BN, KC, ST, MODE)
+            top = gl.max(acc, axis=1)
         else:
+            # Whole tiles first; a tail of at most half a tile is multiplied at half the width. With a scale a token the
+            # mask is in the scales, so whole and masked tiles are one loop.
+            wide = (hi + HALF - 1) // BN if PER_TOKEN else hi // BN
+            for t in range(wide):
+                s, sc, it = _multiply(
+                    q_bufs, d_bufs, s_bufs, full, empty, it, acc, lo - t * BN, hi - t * BN, W, BN, KC, ST, MODE
+                )
+                m = _fold(s, m, sc, BN, one, False, MODE, BN, quads)
+            rest = hi - wide * BN
+            if not PER_TOKEN:
+                if rest > HALF:
+                    s, sc, it = _multiply(q_bufs, d_bufs, s_bufs, full, empty, it, acc, 0, BN, W, BN, KC, ST, MODE)
+                    m = _fold(s, m, sc, rest, one, True, MODE, BN, quads)
+            if (rest > 0) & (rest <= HALF):
+                part = gl.full([BM, HALF], 0, acc_t, narrow)
+                s, sc, it = _multiply(
+                    q_bufs, d_bufs, s_bufs, full, empty, it, part, lo - wide * BN, rest, W, HALF, KC, ST, MODE
+                )
+                m = _fold(s, m, sc, rest, one, True, MODE, HALF, quads)
             top = gl.convert_layout(gl.max(m, axis=1), row)
         if INT_MAX:
             best = gl.where(top == INT_MIN, float("-inf"), top.to(gl.float32) * ds) * qs
@@ -205,11 +230,11 @@ def _load(
         for kc in gl.static_range(KC):
             tma.async_copy_global_to_shared(q_desc, [(qg * NC + w) * BM, kc * BK], qbar, q_bufs.index(w * KC + kc))
     it = 0
-    start, length = _span(doc0, B, start_ptr, len_ptr, pitch, max_len, HAS_STARTS, HAS_LENGTHS)
+    start, low, high = _span(doc0, B, start_ptr, len_ptr, pitch, max_len, MODE, HAS_STARTS, HAS_LENGTHS)
     for doc in range(doc0, B, step):
         first = start
-        n_tiles = (length + BN - 1) // BN
-        start, length = _span(doc + step, B, start_ptr, len_ptr, pitch, max_len, HAS_STARTS, HAS_LENGTHS)
+        n_tiles = (high + BN - 1) // BN
+        start, low, high = _span(doc + step, B, start_ptr, len_ptr, pitch, max_len, MODE, HAS_STARTS, HAS_LENGTHS)
         for t in range(n_tiles):
             for kc in gl.static_range(KC):
                 slot = it % ST
@@ -226,40 +251,40 @@ def _load(
 @gluon.jit
 def _consume0(
     q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr,
-    doc0, step, B, pitch, max_len, qg, q_rows, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr,
-    ST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr,
+    doc0, step, B, pitch, max_len, qg, q_rows, one, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    KC: gl.constexpr, ST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr,
     HAS_LENGTHS: gl.constexpr,
 ):  # fmt: skip
     _consume(q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr, doc0, step, B,
-             pitch, max_len, qg, q_rows, 0, BM, BN, KC, ST, NC, G, MODE, HAS_STARTS, HAS_LENGTHS)  # fmt: skip
+             pitch, max_len, qg, q_rows, one, 0, BM, BN, KC, ST, NC, G, MODE, HAS_STARTS, HAS_LENGTHS)  # fmt: skip
 
 
 @gluon.jit
 def _consume1(
     q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr,
-    doc0, step, B, pitch, max_len, qg, q_rows, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr,
-    ST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr,
+    doc0, step, B, pitch, max_len, qg, q_rows, one, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    KC: gl.constexpr, ST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr,
     HAS_LENGTHS: gl.constexpr,
 ):  # fmt: skip
     _consume(q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr, doc0, step, B,
-             pitch, max_len, qg, q_rows, 1, BM, BN, KC, ST, NC, G, MODE, HAS_STARTS, HAS_LENGTHS)  # fmt: skip
+             pitch, max_len, qg, q_rows, one, 1, BM, BN, KC, ST, NC, G, MODE, HAS_STARTS, HAS_LENGTHS)  # fmt: skip
 
 
 @gluon.jit
 def _loader(
     q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr,
-    doc0, step, B, pitch, max_len, qg, q_rows, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr,
-    ST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr,
+    doc0, step, B, pitch, max_len, qg, q_rows, one, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr,
+    KC: gl.constexpr, ST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr,
     HAS_LENGTHS: gl.constexpr,
 ):  # fmt: skip
     _load(q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, start_ptr, len_ptr, doc0, step, B, pitch,
           max_len, qg, BM, BN, BK, KC, ST, NC, MODE, HAS_STARTS, HAS_LENGTHS)  # fmt: skip
 
 
-@gluon.jit
+@gluon.jit(do_not_specialize=["one"])
 def maxsim_quantized(
     q_desc, d_desc, s_desc, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr, B, pitch, max_len, n_qg, q_rows,
-    BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr, NC: gl.constexpr,
+    one, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr, NC: gl.constexpr,
     G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr, R1: gl.constexpr,
     R2: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
@@ -288,23 +313,23 @@ def maxsim_quantized(
     if NC == 2:
         gl.warp_specialize([
             (_consume0, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, BM, BN, BK, KC, ST, NC, G, MODE,
-                         HAS_STARTS, HAS_LENGTHS)),
+                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
+                         MODE, HAS_STARTS, HAS_LENGTHS)),
             (_consume1, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, BM, BN, BK, KC, ST, NC, G, MODE,
-                         HAS_STARTS, HAS_LENGTHS)),
+                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
+                         MODE, HAS_STARTS, HAS_LENGTHS)),
             (_loader, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                       start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, BM, BN, BK, KC, ST, NC, G, MODE,
-                       HAS_STARTS, HAS_LENGTHS)),
+                       start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
+                       MODE, HAS_STARTS, HAS_LENGTHS)),
         ], [4, 1], [R1, R2])  # fmt: skip
     else:
         gl.warp_specialize([
             (_consume0, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, BM, BN, BK, KC, ST, NC, G, MODE,
-                         HAS_STARTS, HAS_LENGTHS)),
+                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
+                         MODE, HAS_STARTS, HAS_LENGTHS)),
             (_loader, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                       start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, BM, BN, BK, KC, ST, NC, G, MODE,
-                       HAS_STARTS, HAS_LENGTHS)),
+                       start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
+                       MODE, HAS_STARTS, HAS_LENGTHS)),
         ], [1], [R2])  # fmt: skip
 
 
@@ -418,7 +443,7 @@ def _launch(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperSha
         maxsim_quantized[(groups * programs(groups, d.count, processors),)](
             q_desc, d_desc, s_desc, out, tiles.scales, d.scales, absent if codes.starts is None else codes.starts,
             absent if codes.lengths is None else codes.lengths, d.count, codes.pitch, codes.max_length, groups,
-            tiles.rows, BM=shape.BM, BN=shape.BN, BK=shape.BK, KC=shape.KC, ST=shape.ST, NC=shape.NC, G=tiles.group,
+            tiles.rows, 1, BM=shape.BM, BN=shape.BN, BK=shape.BK, KC=shape.KC, ST=shape.ST, NC=shape.NC, G=tiles.group,
             MODE=EPILOGUES[epilogue], HAS_STARTS=codes.starts is not None, HAS_LENGTHS=codes.lengths is not None,
             R1=240, R2=24, num_warps=4,
         )  # fmt: skip

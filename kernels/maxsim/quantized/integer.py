@@ -17,6 +17,8 @@ its order does not show.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -35,24 +37,29 @@ def score_integer(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> Tensor
     """
     query = q.codes if isinstance(q, QuantizedTokens) else q
     q_rows, q_owner = owned_rows(query)
-    values = query.values[q_rows]
-    p = q.row_scales()[q_rows] if isinstance(q, QuantizedTokens) else None
     wide = _dtype(q, d)
-    values = values.to(wide)
+    values = _rows(query.values, q_rows).to(wide)
+    p = q.row_scales()[q_rows] if isinstance(q, QuantizedTokens) else None
+    codes, scales = d.codes, replace(d.codes, values=d.row_scales()[:, None])
+    if codes.values.element_size() == 1:
+        codes = replace(codes, values=codes.values.view(torch.uint8))  # FP8 has no gather on every device
     out = torch.empty((query.count, d.count), dtype=torch.float32, device=query.device)
-    rows, owner = owned_rows(d.codes)
-    scales = d.row_scales()
-    bounds = torch.searchsorted(owner, torch.arange(d.count + 1, device=owner.device)).tolist()
-    for first, last in _document_blocks(bounds, max(1, values.shape[0])):
-        at = rows[bounds[first] : bounds[last]]
-        similarity = (values @ d.codes.values[at].to(wide).T).float() * scales[at]
-        best = torch.full((values.shape[0], last - first), -torch.inf, device=out.device)
-        column = (owner[bounds[first] : bounds[last]] - first).expand(values.shape[0], -1)
-        best = best.scatter_reduce(1, column, similarity, "amax")
+    step = max(1, _BLOCK_ELEMENTS // (max(1, values.shape[0]) * max(1, codes.max_length)))
+    for first in range(0, d.count, step):
+        last = min(first + step, d.count)
+        x, valid = codes.padded(first, last)
+        x = x.view(d.codes.dtype).to(wide)
+        similarity = (values @ x.flatten(0, 1).T).float().view(-1, *valid.shape) * scales.padded(first, last)[0][..., 0]
+        best = similarity.masked_fill_(~valid, -torch.inf).amax(-1)
         terms = best if p is None else best * p[:, None]
         total = torch.zeros((query.count, last - first), dtype=torch.float64, device=out.device)
         out[:, first:last] = total.index_add_(0, q_owner, terms.double()).float()
     return out
+
+
+def _rows(values: Tensor, rows: Tensor) -> Tensor:
+    """`values[rows]`, for codes of one byte too."""
+    return values[rows] if values.element_size() > 1 else values.view(torch.uint8)[rows].view(values.dtype)
 
 
 def _dtype(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> torch.dtype:
@@ -61,14 +68,3 @@ def _dtype(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> torch.dtype:
         return torch.float64 if q.dtype == torch.float64 else torch.float32
     exact = q.codes.dtype != torch.int8 or d.d * 127 * 127 < _EXACT_IN_FP32
     return torch.float32 if exact else torch.float64
-
-
-def _document_blocks(bounds: list[int], query_rows: int) -> list[tuple[int, int]]:
-    """Ranges of documents whose tokens times `query_rows` stay below the block size; one document at least."""
-    limit = max(1, _BLOCK_ELEMENTS // query_rows)
-    blocks, first = [], 0
-    for n in range(1, len(bounds)):
-        if n == len(bounds) - 1 or bounds[n + 1] - bounds[first] > limit or n - first >= limit:
-            blocks.append((first, n))
-            first = n
-    return blocks
