@@ -3,7 +3,8 @@
 Room: `training`. May import: triton, where a kernel is launched.
 
 A training step at small batches lasts as long as its launches take on the host, and triton's own launcher analyses
-every argument of every call. Here a variant is analysed once, on its first launch, and found again by what decides its code.
+every argument of every call. Here a variant is analysed once, on its first launch, and found again by what decides
+its code.
 """
 
 from __future__ import annotations
