@@ -39,7 +39,7 @@ def slice_for_figures(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
             frame = frame[frame[axis] == best]
             present = [best]
         if len(present):
-            told.append(str(present[0]))
+            told.append(names.POLICIES.get(str(present[0]), str(present[0])))
     if frame["chunk"].nunique(dropna=False) > 1:
         chunks = frame["chunk"].dropna()
         chosen = REFERENCE_CHUNK if (chunks == REFERENCE_CHUNK).any() else chunks.max()
@@ -75,7 +75,9 @@ def panels(frame: pd.DataFrame, axis: str) -> tuple[pd.DataFrame, pd.Series, str
     titles = {key: names.described({others[i]: key[i] for i in differing}) for key in chosen}
     panel = keys[shown.index].map(titles)
     order = pd.Categorical(panel, categories=list(dict.fromkeys(titles.values())), ordered=True)
-    left = f" {len(chosen)} of {len(points)} settings are shown; the table has all." if len(points) > len(chosen) else ""
+    left = (
+        f" {len(chosen)} of {len(points)} settings are shown; the table has all." if len(points) > len(chosen) else ""
+    )
     return shown, pd.Series(order, index=shown.index), left
 
 
@@ -86,4 +88,6 @@ def _spread(keys: list[Any], most: int) -> list[Any]:
 
 
 def _sortable(key: tuple[Any, ...]) -> tuple[tuple[int, float, str], ...]:
-    return tuple((1, float(v), "") if isinstance(v, (int, float)) else (0 if v is None else 2, 0.0, str(v)) for v in key)
+    return tuple(
+        (1, float(v), "") if isinstance(v, (int, float)) else (0 if v is None else 2, 0.0, str(v)) for v in key
+    )

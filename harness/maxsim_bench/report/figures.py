@@ -7,7 +7,7 @@ and a function that draws it; checks compare the data, never the bytes of a file
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -73,30 +73,62 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
     with style.rc():
         for ax, panel in zip(axes, panels, strict=True):
             part = data[data["panel"] == panel]
-            for (backend, device), points in part.groupby(["backend", "device"], sort=False):
-                label = names.backend(str(backend)) + (f", {names.card(str(device))}" if len(devices) > 1 else "")
+            for backend, device, points, hidden in _series(part):
+                label = names.backend(backend) + (f", {names.card(device)}" if len(devices) > 1 else "")
                 dash = style.LINE_STYLES[devices.index(device) % len(style.LINE_STYLES)]
-                handles.setdefault(label, _line(ax, points.sort_values("x"), str(backend), dash))
+                handles[label] = _line(ax, points, backend, dash, hidden)
             _scales(ax, part, lines)
-            handles |= _failures(ax, part)
             ax.set_title(panel)
             ax.set_xlabel(lines.x_label)
-        for row_start in range(0, len(axes), 3):
-            axes[row_start].set_ylabel(lines.y_label)
-        style.legend(drawing, list(handles.values()), list(handles))
+            handles |= _failures(ax, part)
+        for first in range(0, len(axes), style.across(len(axes))):
+            axes[first].set_ylabel(lines.y_label)
+        order = [names.backend(b) for b in style.LOOKS]
+        labels = sorted(
+            handles, key=lambda text: next((i for i, b in enumerate(order) if text.startswith(b)), len(order))
+        )
+        style.legend(drawing, [handles[label] for label in labels], labels)
     return drawing
 
 
-def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str) -> Any:
+def _series(part: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame, int]]:
+    """Backend, card, points and how many later lines lie on this one; ours last, so that they are on top."""
+    order = in_order(part["backend"], list(style.LOOKS))[::-1]
+    groups = [
+        (str(backend), str(device), points.sort_values("x"))
+        for (backend, device), points in part.groupby(["backend", "device"], sort=False)
+    ]
+    groups.sort(key=lambda group: order.index(group[0]))
+    for i, (backend, device, points) in enumerate(groups):
+        hidden = sum(_coincide(points, later) for _, _, later in groups[i + 1 :])
+        yield backend, device, points, hidden
+
+
+def _coincide(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    """Whether two lines share every point within 1 %: the lower one is then drawn wider to be seen."""
+    both = one.merge(other, on="x")[["y_x", "y_y"]].dropna()
+    return len(both) > 0 and bool(np.allclose(both["y_x"], both["y_y"], rtol=0.01, atol=0))
+
+
+def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -> Any:
     colour, marker = style.look(backend)
     good = points[points["y"].notna()]
     y = good["y"].to_numpy()
     error = np.vstack([y - good["low"].fillna(good["y"]), good["high"].fillna(good["y"]) - y]).clip(min=0)
     bar = ax.errorbar(
         good["x"], y, yerr=_bars(error), color=colour, marker=marker, linestyle=dash, capsize=1.5, elinewidth=0.6,
-        markeredgewidth=0.4, markeredgecolor="white", capthick=0.6,
+        markeredgewidth=0.4, markeredgecolor="white", capthick=0.6, linewidth=1.1 + 1.6 * hidden,
+        markersize=3.6 + 2.2 * hidden,
     )  # fmt: skip
-    return bar.lines[0]
+    return _handle(colour, marker, dash, bar)
+
+
+def _handle(colour: str, marker: str, dash: str, bar: Any) -> Any:
+    """A legend entry of normal width, whatever the line's own."""
+    from matplotlib.lines import Line2D
+
+    edge = bar.lines[0].get_markeredgecolor()
+    return Line2D([], [], color=colour, marker=marker, linestyle=dash, markeredgecolor=edge, markeredgewidth=0.4)
 
 
 def _bars(error: np.ndarray) -> np.ndarray | None:
@@ -161,7 +193,9 @@ def _failures(ax: Any, part: pd.DataFrame) -> dict[str, Any]:
 def _mark_handle(status: str) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D([], [], linestyle="none", color="black", marker=style.FAILURE_MARKERS.get(status, "|"), markersize=4.5)
+    return Line2D(
+        [], [], linestyle="none", color="black", marker=style.FAILURE_MARKERS.get(status, "|"), markersize=4.5
+    )
 
 
 def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Series) -> pd.DataFrame:
@@ -188,7 +222,7 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
     return data[kept].sort_values(["panel", "backend", "device", "x"], kind="stable").reset_index(drop=True)
 
 
-def in_order(values: Sequence[str], order: Sequence[str]) -> list[str]:
+def in_order(values: Iterable[str], order: Sequence[str]) -> list[str]:
     """Values in a given order, unknown ones last by name."""
     place = {name: i for i, name in enumerate(order)}
     return sorted(set(values), key=lambda v: (place.get(v, len(place)), v))

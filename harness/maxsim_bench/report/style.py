@@ -97,18 +97,21 @@ def look(backend: str) -> tuple[str, str]:
     return _SPARE_COLOURS[place % len(_SPARE_COLOURS)], _SPARE_MARKERS[place // 7 % len(_SPARE_MARKERS)]
 
 
+def across(panels: int) -> int:
+    """Panels abreast: at most three, and four make a square."""
+    return 2 if panels == 4 else min(panels, 3)
+
+
 def grid(panels: int, *, height: float = 1.75) -> tuple[Drawing, list[Any]]:
     """A figure with so many axes, at most three abreast: one panel fills a column, more fill the page."""
+    import matplotlib
     from matplotlib.figure import Figure as Drawing
 
-    import matplotlib
-
-    across = min(panels, 3)
-    down = -(-panels // across)
+    down = -(-panels // across(panels))
     width = COLUMN_INCHES if panels == 1 else PAGE_INCHES
     with matplotlib.rc_context(_RC):
-        drawing = Drawing(figsize=(width, max(2.1 if panels == 1 else height, height) * down), layout="constrained")
-        axes = drawing.subplots(down, across, squeeze=False).flatten().tolist()
+        drawing = Drawing(figsize=(width, max(height, 2.2 if down == 1 else 0) * down), layout="constrained")
+        axes = drawing.subplots(down, across(panels), squeeze=False).flatten().tolist()
     for spare in axes[panels:]:
         spare.remove()
     return drawing, axes[:panels]
@@ -135,8 +138,8 @@ def save(drawing: Drawing, path: Path, *, title: str, data_hash: str) -> list[Pa
     path.parent.mkdir(parents=True, exist_ok=True)
     pdf, png = path.with_suffix(".pdf"), path.with_suffix(".png")
     with rc():
+        drawing.savefig(pdf, metadata={"Title": title, "Keywords": f"data sha256:{data_hash}", "CreationDate": None})
         drawing.savefig(
-            pdf, metadata={"Title": title, "Keywords": f"data sha256:{data_hash}", "CreationDate": None}
+            png, dpi=200, metadata={"Title": title, "Comment": f"data sha256:{data_hash}", "Software": None}
         )
-        drawing.savefig(png, dpi=200, metadata={"Title": title, "Comment": f"data sha256:{data_hash}", "Software": None})
     return [pdf, png]

@@ -1,0 +1,275 @@
+"""One line for each claim: published, measured, comparable or not, verdict; and the counts by element.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+import pandas as pd
+
+from maxsim_bench.record.row import Row
+from maxsim_bench.report import names
+from maxsim_bench.report.claims.match import Answer, Index, NoAnswer, answer, baseline_rows
+from maxsim_bench.report.claims.paper import Claim, Paper, Peak, Tolerance
+from maxsim_bench.report.claims.values import Asked, NoValue, arithmetic, value
+from maxsim_bench.report.load import Results
+
+Verdict = Literal["holds", "better", "differs", "other hardware", "not measured", "superseded"]
+VERDICTS: tuple[Verdict, ...] = ("holds", "better", "differs", "other hardware", "not measured", "superseded")
+FOOTPRINT = Peak(resident=("inputs",))
+_FAILED_FITS = ("oom", "skipped")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the ledger. `measured` is a number in the claim's unit, a word for a status, or empty.
+
+    Attributes:
+        measured_by, measured_on: backend and card; `cell`, `source`: hash and CSV that lead back to the rows.
+        reading: another reading of the same claim where its protocol allows two, in words.
+        ours, ours_by: our own kernel on the same cells, judged by nobody.
+        comparable: whether this kind of number may be compared given where both were measured.
+        why: of the verdict.
+    """
+
+    claim_id: str
+    element: str
+    metric: str
+    unit: str
+    relation: str
+    published: str
+    published_on: str
+    measured: str
+    measured_by: str
+    measured_on: str
+    ours: str
+    ours_by: str
+    comparable: str
+    verdict: Verdict
+    why: str
+    reading: str
+    note: str
+    cell: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Every claim with its verdict, in the order of claims.csv."""
+
+    entries: tuple[Entry, ...]
+    paper: Paper
+
+    def frame(self) -> pd.DataFrame:
+        """One line an entry."""
+        return pd.DataFrame([asdict(entry) for entry in self.entries], columns=list(Entry.__dataclass_fields__))
+
+    def summary(self) -> pd.DataFrame:
+        """Counts of verdicts by element, in the order of the paper's claims."""
+        frame = self.frame()
+        order = list(dict.fromkeys(frame["element"]))
+        counts = pd.crosstab(frame["element"], frame["verdict"]).reindex(index=order, columns=list(VERDICTS), fill_value=0)
+        counts.insert(0, "title", [self.paper.elements[name].title for name in order])
+        counts["claims"] = counts[list(VERDICTS)].sum(axis=1)
+        return counts.reset_index()
+
+    def counts(self) -> dict[str, int]:
+        """Verdict → how many claims."""
+        return {verdict: sum(entry.verdict == verdict for entry in self.entries) for verdict in VERDICTS}
+
+
+def ledger(paper: Paper, results: Results) -> Ledger:
+    """The verdict on every claim from the rows at hand."""
+    index = Index(results)
+    return Ledger(tuple(_entry(claim, paper, index, results) for claim in paper.claims), paper)
+
+
+@dataclass
+class _Found:
+    """What is known of a claim so far."""
+
+    measured: str = ""
+    measured_by: str = ""
+    measured_on: str = ""
+    ours: str = ""
+    ours_by: str = ""
+    comparable: str = ""
+    verdict: Verdict = "not measured"
+    why: str = ""
+    reading: str = ""
+    cell: str = ""
+    source: str = ""
+
+
+def _entry(claim: Claim, paper: Paper, index: Index, results: Results) -> Entry:
+    element = paper.elements[claim.paper_element]
+    try:
+        found = _judged(claim, paper, index, results)
+    except (NoAnswer, NoValue) as reason:
+        command = f" Measure it with `{element.command}`." if element.command and element.missing else ""
+        found = _Found(why=f"{reason}.{command}")
+    if claim.superseded:
+        found.verdict, found.why = "superseded", "the authors replaced this number themselves"
+    notes = [claim.note, *element.notes] if not claim.superseded else [claim.note]
+    return Entry(
+        claim_id=claim.claim_id, element=claim.paper_element, metric=claim.metric, unit=claim.unit,
+        relation=claim.relation, published=claim.value, published_on=claim.published_on,
+        note=" ".join(n.rstrip(".") + "." for n in notes if n), **asdict(found),
+    )  # fmt: skip
+
+
+def _judged(claim: Claim, paper: Paper, index: Index, results: Results) -> _Found:
+    tolerance = paper.tolerances[claim.metric]
+    computed = arithmetic(claim) if tolerance.name == "arithmetic" else None
+    if computed is not None and claim.number is not None:
+        verdict, why = _compare(claim, claim.number, computed, tolerance)
+        return _Found(names.number(computed, 4), "arithmetic", "no card", comparable="yes: it follows from sizes alone",
+                      verdict=verdict, why=why)  # fmt: skip
+    found = answer(claim, paper, index)
+    if claim.metric == "first_oom_B":
+        return _first_oom(claim, found, index)
+    told = _told(found, index)
+    if claim.metric == "status":
+        return _judged_status(claim, found, told, paper)
+    measured = _number(claim, found.rows, paper, found, index, results)
+    assert claim.number is not None, "only a status is a word"
+    told.measured = names.number(measured, 4)
+    _beside(claim, told, found, paper, index, results)
+    cards = {row.cell.gpu for row in found.rows}
+    if not tolerance.across_cards and cards != {claim.gpu.lower()}:
+        told.comparable = f"no: {tolerance.name} depends on the card ({claim.gpu or 'not named'} was published)"
+        told.verdict = "other hardware"
+        told.why = f"{told.measured} {claim.unit} here, {claim.value} {claim.unit} there"
+        return told
+    told.comparable = "yes: same card" if cards == {claim.gpu.lower()} else f"yes: {tolerance.name} compares across cards"
+    told.verdict, told.why = _compare(claim, claim.number, measured, tolerance)
+    return told
+
+
+def _told(found: Answer, index: Index) -> _Found:
+    first = found.rows[0]
+    return _Found(
+        measured_by=names.backend(found.backend),
+        measured_on=", ".join(sorted({names.card(row.cell.gpu) for row in found.rows})),
+        cell=first.cell.hash() if len(found.rows) == 1 else f"{len(found.rows)} cells",
+        source=", ".join(sorted({index.sources[row.key] for row in found.rows})),
+    )
+
+
+def _number(
+    claim: Claim, rows: Sequence[Row], paper: Paper, found: Answer, index: Index, results: Results, peak: Peak | None = None
+) -> float:
+    """The claim's number over the rows: one row's, or the extreme that the claim's relation speaks of."""
+    bases = baseline_rows(rows, claim, paper, found.rule, index)
+    values, reasons = [], []
+    for row, base in zip(rows, bases, strict=True):
+        if row.status != "ok":
+            reasons.append(f"{row.backend} is {row.status} there: {row.error}")
+            continue
+        try:
+            values.append(value(Asked(claim, row, base, peak or paper.peak(claim), index, results)))
+        except NoValue as reason:
+            reasons.append(str(reason))
+    if not values:
+        raise NoValue(reasons[0])
+    return _extreme(claim)(values)
+
+
+def _extreme(claim: Claim) -> Callable[[list[float]], float]:
+    """Over several cells: the low end of a range, the largest of "up to" and "at most", the first of anything else."""
+    if claim.variants.get("range") == "low":
+        return min
+    if claim.relation in ("<=", "up to"):
+        return max
+    return lambda values: values[0]
+
+
+def _beside(claim: Claim, told: _Found, found: Answer, paper: Paper, index: Index, results: Results) -> None:
+    """Our own kernel on the same cells, and the other reading of a peak; what cannot be had is left empty."""
+    if found.beside:
+        try:
+            told.ours = names.number(_number(claim, found.beside, paper, found, index, results), 4)
+            told.ours_by = names.backend(found.beside[0].backend)
+        except NoValue:
+            told.ours = ""
+    peak = paper.peak(claim)
+    if claim.metric in ("peak_gb", "memory_ratio") and peak.bytes:
+        try:
+            bare = _number(claim, found.rows, paper, found, index, results, FOOTPRINT)
+        except NoValue:
+            return
+        told.reading = f"as published ({peak.why}); without that: {names.number(bare, 4)} {claim.unit}"
+
+
+def _compare(claim: Claim, published: float, measured: float, tolerance: Tolerance) -> tuple[Verdict, str]:
+    """Within the tolerance or the stated bound; else on the better side or not."""
+    width = tolerance.width(published)
+    slack = f"{tolerance.percent:g} %" if tolerance.percent is not None else f"{tolerance.absolute:g}"
+    if math.isnan(measured):
+        return "differs", "the measured value is NaN"
+    bounded = claim.relation in ("<=", ">=") and "range" not in claim.variants
+    if bounded:
+        kept = measured <= published if claim.relation == "<=" else measured >= published
+        return ("holds", "within the stated bound") if kept else ("differs", "outside the stated bound")
+    if abs(measured - published) <= width:
+        return "holds", f"within {slack}"
+    off = f"{100 * (measured / published - 1):+.0f} %" if published else f"{measured:g} instead of 0"
+    if (measured < published) == (tolerance.better == "lower"):
+        return "better", f"{off}, on the better side"
+    return "differs", f"{off}, outside {slack}"
+
+
+def _judged_status(claim: Claim, found: Answer, told: _Found, paper: Paper) -> _Found:
+    """Whether it fits, compared under the same cap (or on the same card) only."""
+    row = found.rows[0]
+    told.measured = row.status
+    cap = found.rule.caps.get(claim.gpu)
+    same_room = row.cell.gpu == claim.gpu.lower() or (cap is not None and row.cell.memory_cap == cap)
+    if claim.value not in ("oom", "ok"):
+        told.verdict, told.why = "not measured", f"{claim.value!r} is a remark on the authors' own run"
+        return told
+    if not same_room:
+        told.comparable = "no: another card has another amount of memory"
+        told.verdict, told.why = "other hardware", f"{row.status} here, {claim.value} on {claim.gpu}"
+        return told
+    told.comparable = "yes: the same number of bytes may be used"
+    fitted = "oom" if row.status in _FAILED_FITS else row.status
+    if fitted == claim.value:
+        told.verdict, told.why = "holds", "the same outcome"
+    elif claim.value == "oom" and fitted == "ok":
+        told.verdict, told.why = "better", "it fits here"
+    else:
+        told.verdict, told.why = "differs", f"{row.status} here: {row.error or 'it fits'}"
+    return told
+
+
+def _first_oom(claim: Claim, found: Answer, index: Index) -> _Found:
+    """The smallest corpus that did not fit, among the rows beside the one that the claim names."""
+    row = found.rows[0]
+    like = [r for r in index.of(row.cell.experiment, row.backend) if _but_B(r) == _but_B(row)]
+    told = _told(found, index)
+    failed = sorted(r.cell.B or 0 for r in like if r.status in _FAILED_FITS)
+    cap = found.rule.caps.get(claim.gpu)
+    assert claim.number is not None
+    if row.cell.gpu != claim.gpu.lower() and row.cell.memory_cap != cap:
+        told.verdict, told.why = "other hardware", "another card has another amount of memory"
+        told.comparable = "no: " + told.why
+        return told
+    told.comparable = "yes: the same number of bytes may be used"
+    told.measured = str(failed[0]) if failed else f"> {max(r.cell.B or 0 for r in like)}"
+    first = failed[0] if failed else math.inf
+    if first == claim.number:
+        told.verdict, told.why = "holds", "the same corpus is the first that does not fit"
+    else:
+        told.verdict = "better" if first > claim.number else "differs"
+        told.why = f"{told.measured} documents instead of {claim.value}"
+    return told
+
+
+def _but_B(row: Row) -> dict[str, object]:
+    return row.cell.model_dump(exclude={"B"})

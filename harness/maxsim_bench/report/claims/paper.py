@@ -1,0 +1,244 @@
+"""What the paper published, as data: claims, tolerances, the mapping to rows, remarks on the elements.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+import csv
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from maxsim_bench.report.load import ReportError
+
+M = TypeVar("M", bound=BaseModel)
+INTEGERS = ("Nq", "B", "Lq", "Ld", "d")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Claim(_Strict):
+    """One line of claims.csv; sizes are None where the claim names none. `value` is a word for the metric "status"."""
+
+    claim_id: str
+    paper_element: str
+    experiment: str
+    gpu: str
+    backend: str
+    Nq: int | None
+    B: int | None
+    Lq: int | None
+    Ld: int | None
+    d: int | None
+    dtype: str
+    dataset: str
+    encoder: str
+    metric: str
+    value: str
+    unit: str
+    relation: Literal["=", "~", "<=", ">=", "up to"]
+    superseded: bool
+    source: str
+    note: str
+    baseline: str
+    variant: str
+
+    @property
+    def number(self) -> float | None:
+        """The published value, None for a word."""
+        return None if self.metric == "status" else float(self.value)
+
+    @cached_property
+    def variants(self) -> dict[str, str]:
+        """ "shape=ColPali;chunk=1024;best" → {"shape": "ColPali", "chunk": "1024", "best": ""}."""
+        parts = (part.partition("=") for part in self.variant.split(";") if part)
+        return {name.strip(): value.strip() for name, _, value in parts}
+
+    @property
+    def published_on(self) -> str:
+        """Card, backend and shape for a reader."""
+        sizes = [f"{axis}={getattr(self, axis)}" for axis in INTEGERS if getattr(self, axis) is not None and axis != "d"]
+        width = [f"d={self.d}"] if self.d not in (None, 128) else []
+        rest = [self.dataset, self.encoder, self.variant]
+        return ", ".join(part for part in [self.gpu, self.backend, self.dtype, *sizes, *width, *rest] if part)
+
+
+class Tolerance(_Strict):
+    """A class of metrics and when a measured number of it confirms a published one."""
+
+    across_cards: bool
+    percent: float | None = None
+    absolute: float | None = None
+    better: Literal["lower", "higher"]
+    metrics: tuple[str, ...]
+    name: str = ""
+
+    @model_validator(mode="after")
+    def _one_width(self) -> Tolerance:
+        if (self.percent is None) == (self.absolute is None):
+            raise ValueError("give either percent or absolute")
+        return self
+
+    def width(self, published: float) -> float:
+        """How far from the published value still confirms it."""
+        return self.absolute if self.absolute is not None else (self.percent or 0.0) / 100 * abs(published)
+
+
+class Answering(_Strict):
+    """Our backends that answer for one of the paper's."""
+
+    answers: tuple[str, ...]
+    beside: tuple[str, ...] = ()
+    dtype: str | None = None
+    cell: dict[str, Any] = {}
+
+
+class Rule(_Strict):
+    """Which experiments of ours answer which of the paper's, and how their axes correspond."""
+
+    claims: tuple[str, ...]
+    rows: tuple[str, ...]
+    axes: tuple[str, ...] = INTEGERS
+    match: tuple[str, ...] = ()
+    cell: dict[str, Any] = {}
+    variant: dict[str, str] = {}
+    values: dict[str, str] = {}
+    caps: dict[str, int] = {}
+    backends: Literal["backends", "training_backends"] = "backends"
+
+
+class Fill(_Strict):
+    """Cells that a claim without a (full) shape speaks of."""
+
+    element: str
+    experiment: str
+    when: dict[str, Any] = {}
+    every_row: bool = False
+
+
+class Peak(_Strict):
+    """What a published peak counts beside what a call allocates."""
+
+    resident: tuple[Literal["inputs", "prepared", "own", "fp32_inputs"], ...]
+    bytes: int = 0
+    why: str = ""
+
+
+class Correspondence(_Strict):
+    """The file mapping.toml."""
+
+    backends: dict[str, Answering]
+    training_backends: dict[str, Answering]
+    rules: tuple[Rule, ...]
+    fill: tuple[Fill, ...] = ()
+    peaks: dict[str, Peak]
+
+
+class Element(_Strict):
+    """Remarks on one element of the paper."""
+
+    title: str
+    protocol: str
+    notes: tuple[str, ...] = ()
+    missing: str = ""
+    command: str = ""
+
+
+@dataclass(frozen=True)
+class Paper:
+    """Everything in `experiments/paper/`."""
+
+    claims: tuple[Claim, ...]
+    tolerances: Mapping[str, Tolerance]  # by metric
+    mapping: Correspondence
+    elements: Mapping[str, Element]
+
+    def rule(self, claim: Claim) -> Rule | None:
+        """The rule for the claim's experiment, None if nothing of ours answers it."""
+        return next((rule for rule in self.mapping.rules if claim.experiment in rule.claims), None)
+
+    def fill(self, claim: Claim) -> Fill | None:
+        """The cells that an incomplete claim speaks of."""
+        return next(
+            (f for f in self.mapping.fill if (f.element, f.experiment) == (claim.paper_element, claim.experiment)), None
+        )
+
+    def peak(self, claim: Claim) -> Peak:
+        """How to read a peak of the claim's element."""
+        return self.mapping.peaks.get(claim.paper_element, self.mapping.peaks["default"])
+
+
+def read_paper(folder: Path) -> Paper:
+    """Read and check `claims.csv`, `tolerances.toml`, `mapping.toml` and `elements.toml`.
+
+    Raises:
+        ReportError: naming file and place, for what cannot be read, a metric without tolerance, or an unknown element.
+    """
+    claims = _claims(folder / "claims.csv")
+    classes = _validated(folder / "tolerances.toml", Tolerance)
+    tolerances = {m: t.model_copy(update={"name": name}) for name, t in classes.items() for m in t.metrics}
+    elements = _validated(folder / "elements.toml", Element)
+    path = folder / "mapping.toml"
+    try:
+        mapping = Correspondence.model_validate(_toml(path))
+    except ValidationError as error:
+        raise ReportError(_told(path, error)) from None
+    for claim in claims:
+        if claim.metric not in tolerances:
+            raise ReportError(f"{folder / 'tolerances.toml'}: no class holds the metric {claim.metric!r}. Add it to one.")
+        if claim.paper_element not in elements:
+            raise ReportError(f"{folder / 'elements.toml'}: nothing about {claim.paper_element!r}. Add a table for it.")
+    return Paper(claims, tolerances, mapping, elements)
+
+
+def _claims(path: Path) -> tuple[Claim, ...]:
+    found = []
+    with _opened(path).open(newline="", encoding="utf-8") as file:
+        for line, record in enumerate(csv.DictReader(file), start=2):
+            given: dict[str, Any] = dict(record)
+            for name in INTEGERS:
+                given[name] = int(given[name]) if given.get(name) else None
+            given["superseded"] = given.get("superseded") == "yes"
+            try:
+                claim = Claim.model_validate(given)
+                _ = claim.number
+            except (ValidationError, ValueError) as error:
+                raise ReportError(f"{path}:{line}: {error}. Restore the file.") from None
+            found.append(claim)
+    return tuple(found)
+
+
+def _opened(path: Path) -> Path:
+    if not path.is_file():
+        raise ReportError(f"{path}: not there. Run in the checkout, or name the folder of the paper's data.")
+    return path
+
+
+def _toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(_opened(path).read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise ReportError(f"{path}: {error}") from None
+
+
+def _validated(path: Path, model: type[M]) -> dict[str, M]:
+    found: dict[str, M] = {}
+    for name, fields in _toml(path).items():
+        try:
+            found[name] = model.model_validate(fields)
+        except ValidationError as error:
+            raise ReportError(f"{_told(path, error)} (in {name})") from None
+    return found
+
+
+def _told(path: Path, error: ValidationError) -> str:
+    first = error.errors()[0]
+    return f"{path}: {'.'.join(str(p) for p in first['loc'])}: {first['msg']}"

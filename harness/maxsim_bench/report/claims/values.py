@@ -1,0 +1,212 @@
+"""The number of a claim's metric from the rows that answer it. May import: record, declare.
+
+Every function takes an `Asked` and returns the value in the claim's unit, or raises `NoValue` with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from maxsim_bench.record.row import Row
+from maxsim_bench.report.claims.match import Index
+from maxsim_bench.report.claims.paper import Claim, Peak
+from maxsim_bench.report.load import Results
+
+GIB = 2.0**30
+_RESIDENT: dict[str, Callable[[Row], int]] = {
+    "inputs": lambda row: row.input_bytes or 0,
+    "prepared": lambda row: row.prepare_bytes or 0,
+    "own": lambda row: row.prepare_bytes or row.input_bytes or 0,
+    "fp32_inputs": lambda row: (row.input_bytes or 0) * (1 if row.cell.dtype == "fp32" else 2),
+}
+
+
+class NoValue(LookupError):  # noqa: N818  # it is a finding, not an error of the program
+    """The rows do not hold the number; the message says why."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One row that answers a claim, with what its metric may need."""
+
+    claim: Claim
+    row: Row
+    baseline: Row | None
+    peak: Peak
+    index: Index
+    results: Results
+
+    def samples(self, row: Row) -> list[float]:
+        """Raw times in ms."""
+        return list(self._record(row)["ms"])
+
+    def rounds(self, row: Row) -> dict[int, float]:
+        """Round → time, for pairing."""
+        record = self._record(row)
+        return dict(zip(record.get("round", range(len(record["ms"]))), record["ms"], strict=True))
+
+    def _record(self, row: Row) -> dict[str, Any]:
+        source = self.index.sources[row.key]
+        kept = _samples(self.results, source).get(row.key) if source in self.results.paths else None
+        if not isinstance(kept, dict) or "ms" not in kept:
+            raise NoValue("no raw samples were kept for this row")
+        return kept
+
+
+_CACHE: dict[int, tuple[Results, dict[str, dict[str, Any]]]] = {}
+
+
+def _samples(results: Results, source: str) -> dict[str, Any]:
+    """Samples of one CSV, read once for a set of results."""
+    if id(results) not in _CACHE or _CACHE[id(results)][0] is not results:
+        _CACHE.clear()
+        _CACHE[id(results)] = (results, {})
+    kept = _CACHE[id(results)][1]
+    if source not in kept:
+        kept[source] = results.samples(source)
+    return kept[source]
+
+
+def footprint(row: Row, peak: Peak) -> float:
+    """Bytes: what a call allocated at most, and what was resident beside it under that reading."""
+    if row.peak_extra_bytes is None:
+        raise NoValue("the row holds no memory reading")
+    return row.peak_extra_bytes + sum(_RESIDENT[name](row) for name in peak.resident) + peak.bytes
+
+
+def _column(name: str, factor: float = 1.0) -> Callable[[Asked], float]:
+    def read(asked: Asked) -> float:
+        value = getattr(asked.row, name)
+        if value is None:
+            raise NoValue(f"the row holds no {name}")
+        return float(value) * factor
+
+    return read
+
+
+def _quantiles(low: float, high: float | None = None) -> Callable[[Asked], float]:
+    def read(asked: Asked) -> float:
+        samples = asked.samples(asked.row)
+        first = float(np.quantile(samples, low))
+        return first if high is None else float(np.quantile(samples, high)) - first
+
+    return read
+
+
+def _peak_gb(asked: Asked) -> float:
+    return footprint(asked.row, asked.peak) / (GIB if asked.claim.unit == "GiB" else 1e9)
+
+
+def _memory_ratio(asked: Asked) -> float:
+    return footprint(_baseline(asked), asked.peak) / footprint(asked.row, asked.peak)
+
+
+def _baseline(asked: Asked) -> Row:
+    if asked.baseline is None:
+        raise NoValue(f"the baseline {asked.claim.baseline or '(none named)'} was not measured on the same cell")
+    if asked.baseline.status != "ok":
+        raise NoValue(f"the baseline {asked.baseline.backend} is {asked.baseline.status} on this cell")
+    return asked.baseline
+
+
+def _speedup(asked: Asked) -> float:
+    """Median of paired ratios: the row's own where its baseline is the claim's, else from the samples' rounds."""
+    base, row = _baseline(asked), asked.row
+    if row.speedup is not None and row.speedup_baseline == base.backend:
+        return row.speedup
+    mine, theirs = asked.rounds(row), asked.rounds(base)
+    ratios = [theirs[r] / mine[r] for r in mine.keys() & theirs.keys()]
+    if len(ratios) < 2:
+        raise NoValue(f"{row.backend} and {base.backend} share no rounds, so no ratio can be paired")
+    return float(np.median(ratios))
+
+
+def _per_second(count: Callable[[Row], float]) -> Callable[[Asked], float]:
+    def read(asked: Asked) -> float:
+        return count(asked.row) / (_column("latency_ms")(asked) * 1e-3)
+
+    return read
+
+
+def _pairs(row: Row) -> float:
+    return float((row.cell.Nq or 1) * (row.cell.B or 0))
+
+
+def _status(asked: Asked) -> float:
+    raise NoValue("a status is compared as a word")
+
+
+METRICS: dict[str, Callable[[Asked], float]] = {
+    "latency_ms": _column("latency_ms"),
+    "latency_p20_ms": _column("latency_p20_ms"),
+    "latency_p80_ms": _column("latency_p80_ms"),
+    "latency_p25_ms": _quantiles(0.25),
+    "latency_p75_ms": _quantiles(0.75),
+    "latency_min_ms": _quantiles(0.0),
+    "latency_max_ms": _quantiles(1.0),
+    "latency_iqr_ms": _quantiles(0.25, 0.75),
+    "wall_s": _column("latency_ms", 1e-3),
+    "peak_gb": _peak_gb,
+    "memory_ratio": _memory_ratio,
+    "speedup": _speedup,
+    "status": _status,
+    "qps": _per_second(lambda row: float(row.cell.Nq or 1)),
+    "docs_per_s": _per_second(_pairs),
+    "us_per_candidate": lambda asked: _column("latency_ms", 1e3)(asked) / _pairs(asked.row),
+    "gpu_s_per_1M_candidates": lambda asked: _column("latency_ms", 1e3)(asked) / _pairs(asked.row),
+    "achieved_gb_per_s": _column("achieved_gbs"),
+    "max_abs_err": _column("max_abs_err"),
+    "mean_abs_err": _column("mean_abs_err"),
+    "max_rel_err": _column("max_rel_err"),
+    "spearman": _column("spearman"),
+    "topk_overlap@10": _column("topk_overlap"),
+    "topk_overlap@20": _column("topk_overlap_20"),
+    "ndcg@10": _column("ndcg_at_10"),
+    "ndcg@5": _column("ndcg_at_5"),
+    "ndcg_delta@10": lambda asked: abs(_column("delta")(asked)),
+    "recall@10": _column("recall_at_10"),
+    "mrr@10": _column("mrr_at_10"),
+}
+
+
+def value(asked: Asked) -> float:
+    """The claim's number from one row. Raises `NoValue`."""
+    read = METRICS.get(asked.claim.metric)
+    if read is None:
+        raise NoValue(f"no column of the rows holds {asked.claim.metric}")
+    return read(asked)
+
+
+# What follows from a claim's own sizes, measured by nobody: the published arithmetic is redone.
+def arithmetic(claim: Claim) -> float | None:
+    """The number of a claim that is arithmetic, None for one that is not (or names too few sizes)."""
+    Nq, B, Lq, Ld, d = claim.Nq or 1, claim.B, claim.Lq, claim.Ld, claim.d or 128
+    if claim.metric == "arithmetic_intensity" and Lq and Ld:
+        return d / 2.0 if "eager" in claim.backend else Lq * Ld / (Lq + Ld)
+    if not (B and Ld):
+        return None
+    size = 4 if claim.dtype == "fp32" else 2
+    documents = size * float(B) * Ld * d
+    if claim.metric in ("corpus_gb", "embeddings_gb"):
+        return 2.0 * B * Ld * d / 1e9
+    if claim.metric == "storage_bytes":
+        return B * Ld * (d + 2.0 if claim.dtype == "int8" else 2.0 * d)  # codes and an FP16 scale a token
+    if claim.metric == "storage_ratio":
+        return 2.0 * d / (d + 2.0)
+    if not Lq:
+        return None
+    inputs = documents + size * float(Nq) * Lq * d
+    tensor = float(Nq) * B * Lq * Ld
+    return {
+        "sim_tensor_gb": size * tensor / 1e9,
+        "analytic_s_gb": 4 * tensor / 1e9,
+        "analytic_argmax_gb": 4.0 * Nq * B * Lq / 1e9,
+        "baseline_qd_gb": 2.0 * d * (Nq * Lq + B * Ld) / 1e9,
+        "hbm_gb": (2 * 4 * tensor + inputs if "eager" in claim.backend else inputs + 4.0 * Nq * B) / 1e9,
+        "hbm_ratio": (2 * 4 * tensor + inputs) / (inputs + 4.0 * Nq * B),
+        "compute_floor_ms": 2 * tensor * d / {"A100": 156e12, "H100": 312e12}.get(claim.gpu[:4], 156e12) * 1e3,
+    }.get(claim.metric)

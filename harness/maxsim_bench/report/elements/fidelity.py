@@ -1,0 +1,174 @@
+"""How far rankings move from the FP32 reference: differences with intervals and the limit, and query by query.
+
+Room: `report`. May import: record, declare. A fidelity row's samples hold "queries" (ids), "ndcg_at_10" and
+"ndcg_at_10_reference" (one value a query, in that order).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from maxsim_bench.report import names, style
+from maxsim_bench.report.elements import element
+from maxsim_bench.report.figures import Figure, in_order
+from maxsim_bench.report.load import Results
+from maxsim_bench.report.tables import Column, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+LIMIT = 5e-4  # of |ΔnDCG@10| for an exact scorer: the paper's claim, and the default of `maxsim-bench fidelity`
+_COLUMNS = (
+    ("ndcg_at_10", "nDCG@10"), ("ndcg_at_10_reference", "reference"), ("delta", "Δ"), ("delta_low", "Δ low"),
+    ("delta_high", "Δ high"), ("ndcg_at_5", "nDCG@5"), ("recall_at_10", "R@10"), ("recall_at_100", "R@100"),
+    ("mrr_at_10", "MRR@10"), ("topk_overlap", "overlap@10"), ("topk_overlap_100", "overlap@100"), ("spearman", "Spearman"),
+    ("max_abs_err", "max error"),
+)  # fmt: skip
+_WHOLE = (("queries", "queries"), ("queries_moved", "moved"), ("ties_across_cut", "ties across the cut"))
+
+
+def fidelity_rows(results: Results) -> pd.DataFrame:
+    """Rows of rankings, with `collection`: data set, split where it is not the test split, and encoder."""
+    frame = results.frame[results.frame["op"] == "fidelity"].copy()
+    split = frame["split"].where(~frame["split"].isin(("test", None)) & frame["split"].notna(), "")
+    frame["collection"] = (frame["dataset"].fillna("?") + " " + split).str.strip()
+    return frame
+
+
+@element
+def fidelity_table(results: Results) -> Iterator[Table]:
+    """One line a data set, encoder and backend."""
+    frame = fidelity_rows(results)
+    if frame.empty:
+        return
+    frame = frame.sort_values(["collection", "encoder", "device", "backend"], kind="stable")
+    columns = [
+        Column("collection", "data set", right=False),
+        Column("encoder", "encoder", right=False),
+        Column("device", "GPU", names.card, right=False),
+        Column("backend", "backend", names.backend, right=False),
+        *(Column(key, header, _score) for key, header in _COLUMNS if frame[key].notna().any()),
+        *(Column(key, header, _whole) for key, header in _WHOLE if frame[key].notna().any()),
+        Column("status", "status", right=False),
+    ]
+    columns = [c for c in columns if c.key != "status" or (frame["status"] != "ok").any()]
+    yield Table(
+        "fidelity/fidelity", "Retrieval quality of every scorer on the same embeddings", columns, frame,
+        tuple(sorted(set(frame["source"]))),
+        "Δ: nDCG@10 minus that of the FP32 reference, with a paired bootstrap interval over queries.",
+    )  # fmt: skip
+
+
+def _score(value: Any) -> str:
+    if value is None or pd.isna(value):
+        return ""
+    return f"{value:.4f}" if abs(value) >= 1e-3 or value == 0 else f"{value:.1e}"
+
+
+def _whole(value: Any) -> str:
+    return "" if value is None or pd.isna(value) else str(int(value))
+
+
+@element
+def fidelity_difference(results: Results) -> Iterator[Figure]:
+    """ΔnDCG@10 for each data set, with its interval and the limit."""
+    frame = fidelity_rows(results)
+    frame = frame[frame["delta"].notna() & (frame["backend"] != "reference")]
+    if frame.empty:
+        return
+    data = frame[["collection", "encoder", "backend", "device", "delta", "delta_low", "delta_high"]]
+    data = data.sort_values(["collection", "encoder", "backend", "device"], kind="stable").reset_index(drop=True)
+    yield Figure(
+        "fidelity/difference", "Difference of nDCG@10 from the FP32 reference", data, draw_difference,
+        tuple(sorted(set(frame["source"]))),
+        f"Paired bootstrap intervals over queries; shaded: within ±{LIMIT:g}, the claimed limit. The axis is linear up to "
+        "the limit and logarithmic beyond.",
+    )  # fmt: skip
+
+
+def draw_difference(data: pd.DataFrame) -> Drawing:
+    """One row a data set, backends beside each other within it."""
+    sets = list(dict.fromkeys(zip(data["collection"], data["encoder"], strict=True)))
+    series = list(dict.fromkeys(zip(data["backend"], data["device"], strict=True)))
+    series.sort(key=lambda s: in_order(data["backend"], list(style.LOOKS)).index(s[0]))
+    drawing, (ax,) = style.grid(1, height=0.9 + 0.16 * len(sets) * max(len(series), 2))
+    several = len(set(data["device"])) > 1
+    with style.rc():
+        ax.axvspan(-LIMIT, LIMIT, color="#E8F0F8", zorder=0)
+        ax.axvline(0, color="black", linewidth=0.6)
+        for i, (backend, device) in enumerate(series):
+            points = data[(data["backend"] == backend) & (data["device"] == device)]
+            places = [sets.index(key) for key in zip(points["collection"], points["encoder"], strict=True)]
+            y = np.array(places) + (i - (len(series) - 1) / 2) * 0.8 / len(series)
+            x = points["delta"].to_numpy()
+            error = np.vstack(
+                [x - points["delta_low"].fillna(points["delta"]), points["delta_high"].fillna(points["delta"]) - x]
+            )
+            colour, marker = style.look(str(backend))
+            label = names.backend(str(backend)) + (f", {names.card(str(device))}" if several else "")
+            ax.errorbar(
+                x, y, xerr=error.clip(min=0), color=colour, marker=marker, linestyle="none", capsize=1.5, label=label,
+                elinewidth=0.8,
+            )  # fmt: skip
+        ax.set_xscale("symlog", linthresh=LIMIT)
+        reach = max(2 * LIMIT, float(np.nanmax(np.abs(data[["delta", "delta_low", "delta_high"]].to_numpy()))) * 1.3)
+        ax.set_xlim(-reach, reach)
+        ax.set_xticks([-LIMIT, 0, LIMIT], [f"−{LIMIT:g}", "0", f"{LIMIT:g}"])
+        ax.set_yticks(range(len(sets)), [f"{c}\n{e}" if len({s[1] for s in sets}) > 1 else str(c) for c, e in sets])
+        ax.set_ylim(len(sets) - 0.5, -0.5)
+        ax.set_xlabel("ΔnDCG@10")
+        style.legend(drawing, *ax.get_legend_handles_labels())
+    return drawing
+
+
+@element
+def query_by_query(results: Results) -> Iterator[Figure]:
+    """nDCG@10 of each query against the reference's, a panel for each data set, where per-query values were kept."""
+    frame = fidelity_rows(results)
+    keys = {(row.cell.hash(), row.backend): row.key for row in results.rows if row.cell.op == "fidelity"}
+    parts = []
+    for source, rows in frame[(frame["status"] == "ok") & (frame["backend"] != "reference")].groupby("source"):
+        samples = results.samples(str(source)) if str(source) in results.paths else {}
+        for row in rows.itertuples():
+            kept = samples.get(keys[row.cell_hash, row.backend], {})
+            if isinstance(kept, dict) and "ndcg_at_10_reference" in kept:
+                parts.append(
+                    pd.DataFrame(
+                        {
+                            "panel": row.collection, "backend": row.backend, "query": kept["queries"],
+                            "x": kept["ndcg_at_10_reference"], "y": kept["ndcg_at_10"],
+                        }
+                    )
+                )  # fmt: skip
+    if parts:
+        data = pd.concat(parts, ignore_index=True)
+        moved = int((data["x"] != data["y"]).sum())
+        yield Figure(
+            "fidelity/queries", "nDCG@10 of each query against the FP32 reference", data, draw_queries,
+            tuple(sorted(set(frame["source"]))),
+            f"A point is a query; {moved} of {len(data)} lie off the diagonal.",
+        )  # fmt: skip
+
+
+def draw_queries(data: pd.DataFrame) -> Drawing:
+    """Scatter on equal axes with the diagonal."""
+    panels = list(dict.fromkeys(data["panel"]))[:6]
+    drawing, axes = style.grid(len(panels), height=2.3)
+    handles: dict[str, Any] = {}
+    with style.rc():
+        for ax, panel in zip(axes, panels, strict=True):
+            ax.plot([0, 1], [0, 1], color="black", linewidth=0.6, linestyle=(0, (4, 3)))
+            for backend, points in data[data["panel"] == panel].groupby("backend", sort=True):
+                colour, marker = style.look(str(backend))
+                dots = ax.scatter(points["x"], points["y"], s=9, color=colour, marker=marker, alpha=0.6, linewidths=0)
+                handles.setdefault(names.backend(str(backend)), dots)
+            ax.set_title(panel)
+            ax.set_xlabel("reference nDCG@10")
+            ax.set_aspect("equal")
+        axes[0].set_ylabel("nDCG@10")
+        style.legend(drawing, list(handles.values()), list(handles))
+    return drawing

@@ -1,0 +1,57 @@
+"""Every declared goal beside the measured figure. May import: record, declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from maxsim_bench.report import names
+from maxsim_bench.report.goals import Assessed, Goals, assess
+from maxsim_bench.report.load import Results
+from maxsim_bench.report.tables import Column, Table
+
+
+def goal_tables(results: Results, declared: list[Goals]) -> Iterator[Table]:
+    """A table for each file of goals."""
+    for one in declared:
+        assessed = assess(one.goals, results)
+        frame = pd.DataFrame([_line(entry) for entry in assessed])
+        columns = [
+            Column("goal", "goal", right=False),
+            Column("bound", "bound"),
+            Column("worst", "worst measured"),
+            Column("best", "best measured"),
+            Column("rows", "rows that meet it"),
+            Column("verdict", "verdict", right=False),
+            Column("at", "worst at", right=False),
+            Column("peers", "peers when it was set", right=False),
+            Column("binds", "what binds", right=False),
+        ]
+        experiments = {name for goal in one.goals for name in goal.rows.experiment}
+        sources = sorted(set(results.frame.loc[results.frame["experiment"].isin(experiments), "source"]))
+        met = sum(entry.verdict == "met" for entry in assessed)
+        caption = f"{met} of {len(assessed)} goals are met by every row that they speak of."
+        yield Table(f"goals/{one.name}", one.title, columns, frame, tuple(sources), caption)
+
+
+def _line(entry: Assessed) -> dict[str, Any]:
+    goal, at = entry.goal, entry.at
+    counted = f"{entry.met} of {entry.rows}" if entry.rows else ""
+    return {
+        "goal": goal.text,
+        "bound": goal.bound,
+        "worst": entry.worst,
+        "best": entry.best,
+        "rows": counted + (f", {entry.failed} failed" if entry.failed else ""),
+        "verdict": entry.verdict,
+        "at": "" if at is None else _place(at.cell.model_dump()),
+        "peers": goal.peers,
+        "binds": goal.binds if entry.verdict == "missed" else "",
+    }
+
+
+def _place(cell: dict[str, Any]) -> str:
+    shown = ("Nq", "B", "Lq", "Ld", "d", "length_distribution")
+    return names.described({axis: cell[axis] for axis in shown if cell[axis] is not None})

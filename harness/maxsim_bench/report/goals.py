@@ -1,0 +1,239 @@
+"""Goals declared in TOML beside what was measured: met, missed (and what binds), or not measured.
+
+Room: `report`. May import: record, declare. One file of `experiments/goals/` holds a `title` and `[[goals]]`, each with
+
+    id      = "one-colpali"                 # unique in the file
+    text    = "one query, Lq=Ld=1024"       # what a reader sees
+    rows    = { experiment = "forward_limits", backend = "fused", gpu = "h200" }
+    when    = { Lq = 1024, B = [1000, 10000] }   # conditions on the cell, as in [[leave_out]] of an experiment
+    metric  = "percent_of_ceiling"          # a column of the rows, or one of DERIVED
+    bound   = ">= 95"                       # met only if every row that matches meets it
+    against = { backends = ["lik", "eager"] }    # optional: the ratio to the best of these on the same cell, or
+              { when = { layout = "dense" } }    # to the same backend's best row where these conditions hold instead
+    peers   = "59-61 %"                     # optional: what was known of others when the goal was set
+    binds   = "..."                         # optional: what binds a row that misses, from counters or an ablation
+
+A ratio is "how many times better": other / own for times, bytes and errors, own / other for rates.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from maxsim_bench.declare.estimate import pairs
+from maxsim_bench.declare.experiment import AXES, matches
+from maxsim_bench.record.row import Row
+from maxsim_bench.report.load import ReportError, Results
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
+}  # fmt: skip
+_BOUND = re.compile(r"(>=|<=|>|<)\s*(-?[\d.]+(?:e-?\d+)?)")
+_LESS_IS_BETTER = ("latency", "bytes", "err", "joules")
+
+
+def _beyond_scores(row: Row) -> float | None:
+    """Peak extra bytes beyond the scores and ⌈Lq/128⌉ − 1 further copies of them for partial sums."""
+    if row.peak_extra_bytes is None:
+        return None
+    return row.peak_extra_bytes - 4.0 * pairs(row.cell) * math.ceil((row.cell.Lq or 1) / 128)
+
+
+def _extra(key: str) -> Callable[[Row], float | None]:
+    """A number that one experiment alone reports, from the row's `extra`."""
+    import json
+
+    def read(row: Row) -> float | None:
+        value = json.loads(row.extra or "{}").get(key)
+        return None if value is None else float(value)
+
+    return read
+
+
+# Figures that follow from a row without being a column of it.
+DERIVED: dict[str, Callable[[Row], float | None]] = {"bytes_beyond_scores": _beyond_scores}
+
+Listed = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Rows(_Strict):
+    """Whose rows: each may be one name or several."""
+
+    experiment: Listed
+    backend: Listed
+    gpu: Listed
+
+
+class Against(_Strict):
+    """What a ratio is taken to."""
+
+    backends: Listed = ()
+    when: dict[str, Any] = {}
+
+
+class Goal(_Strict):
+    """One goal; see the module."""
+
+    id: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")
+    text: str
+    rows: Rows
+    when: dict[str, Any] = {}
+    metric: str
+    bound: str
+    against: Against | None = None
+    peers: str = ""
+    binds: str = ""
+
+    @field_validator("bound")
+    @classmethod
+    def _bound(cls, value: str) -> str:
+        if not _BOUND.fullmatch(value.strip()):
+            raise ValueError(f"{value!r} is no bound. Write an operator and a number: '>= 95'")
+        return value.strip()
+
+    @field_validator("metric")
+    @classmethod
+    def _metric(cls, value: str) -> str:
+        if value not in Row.model_fields and value not in DERIVED and not value.startswith("extra."):
+            raise ValueError(
+                f"{value!r} is neither a column of the rows nor one of {', '.join(DERIVED)} nor extra.<key>"
+            )
+        return value
+
+    @field_validator("when")
+    @classmethod
+    def _axes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        unknown = [axis for axis in value if axis not in AXES and not axis.startswith("variant.")]
+        if unknown:
+            raise ValueError(f"{', '.join(unknown)}: no such axis of a cell")
+        return value
+
+    def meets(self, value: float) -> bool:
+        """Whether a value is within the bound."""
+        found = _BOUND.fullmatch(self.bound)
+        assert found is not None, "validated when the goal was built"
+        return _OPERATORS[found[1]](value, float(found[2]))
+
+    @property
+    def wants_more(self) -> bool:
+        """Whether larger values are better under this bound."""
+        return self.bound.startswith(">")
+
+
+class Goals(_Strict):
+    """One file of goals."""
+
+    title: str
+    goals: tuple[Goal, ...]
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Assessed:
+    """A goal with what was measured for it.
+
+    Attributes:
+        worst, best: over the rows that match; None where nothing was measured.
+        rows, met: how many rows match with a number, and how many of them meet the bound.
+        failed: rows that match but hold no number, as "backend at status".
+        at: the row that is worst.
+    """
+
+    goal: Goal
+    worst: float | None
+    best: float | None
+    rows: int
+    met: int
+    failed: int
+    at: Row | None
+
+    @property
+    def verdict(self) -> str:
+        """ "met" (by every row), "missed" or "not measured"."""
+        if not self.rows:
+            return "not measured"
+        return "met" if self.met == self.rows and not self.failed else "missed"
+
+
+def read_goals(folder: Path) -> list[Goals]:
+    """Every file of a folder, in the order of names; none if there is no such folder.
+
+    Raises:
+        ReportError: naming file and key of every mistake.
+    """
+    found, mistakes = [], []
+    for path in sorted(folder.glob("*.toml")) if folder.is_dir() else []:
+        try:
+            found.append(Goals.model_validate({**tomllib.loads(path.read_text(encoding="utf-8")), "name": path.stem}))
+        except tomllib.TOMLDecodeError as error:
+            mistakes.append(f"{path}: {error}")
+        except ValidationError as error:
+            for told in error.errors():
+                mistakes.append(f"{path}: {'.'.join(str(p) for p in told['loc'])}: {told['msg']}")
+    if mistakes:
+        raise ReportError("\n".join(mistakes))
+    return found
+
+
+def assess(goals: Sequence[Goal], results: Results) -> list[Assessed]:
+    """Each goal beside what the rows say."""
+    return [_assess(goal, results.rows) for goal in goals]
+
+
+def _assess(goal: Goal, rows: Sequence[Row]) -> Assessed:
+    mine = [row for row in rows if _belongs(goal, row, goal.rows.backend) and matches(goal.when, row.cell)]
+    asked = [row for row in mine if row.status not in ("unsupported",)]
+    valued = [(value, row) for row in asked if (value := _value(goal, row, rows)) is not None]
+    failed = sum(row.status not in ("ok", "skipped") for row in asked)
+    if not valued:
+        return Assessed(goal, None, None, 0, 0, failed, None)
+    valued.sort(key=lambda pair: pair[0], reverse=goal.wants_more)
+    met = sum(goal.meets(value) for value, _ in valued)
+    return Assessed(goal, valued[-1][0], valued[0][0], len(valued), met, failed, valued[-1][1])
+
+
+def _belongs(goal: Goal, row: Row, backends: Sequence[str]) -> bool:
+    return row.cell.experiment in goal.rows.experiment and row.cell.gpu in goal.rows.gpu and row.backend in backends
+
+
+def _value(goal: Goal, row: Row, rows: Sequence[Row]) -> float | None:
+    own = metric_of(row, goal.metric)
+    if own is None or goal.against is None:
+        return own
+    less = any(word in goal.metric for word in _LESS_IS_BETTER)
+    others = [value for other in _others(goal, row, rows) if (value := metric_of(other, goal.metric)) is not None]
+    if not others:
+        return None
+    reference = min(others) if less else max(others)
+    below, above = (own, reference) if less else (reference, own)
+    return above / below if below else None
+
+
+def _others(goal: Goal, row: Row, rows: Sequence[Row]) -> Iterator[Row]:
+    assert goal.against is not None
+    if goal.against.backends:
+        yield from (r for r in rows if r.cell == row.cell and r.backend in goal.against.backends)
+    else:
+        same = (r for r in rows if _belongs(goal, r, (row.backend,)) and r.cell.gpu == row.cell.gpu)
+        yield from (r for r in same if r.cell.dtype == row.cell.dtype and matches(goal.against.when, r.cell))
+
+
+def metric_of(row: Row, metric: str) -> float | None:
+    """A column, a derived figure or a number of `extra`; None where the row has none."""
+    if metric.startswith("extra."):
+        return _extra(metric.removeprefix("extra."))(row)
+    value = DERIVED[metric](row) if metric in DERIVED else getattr(row, metric)
+    return None if value is None else float(value)
