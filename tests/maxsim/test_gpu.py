@@ -34,7 +34,8 @@ def error(scores: torch.Tensor, expected: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("Nq", "Lq", "B", "Ld", "d"), [(1, 32, 50, 300, 128), (7, 33, 9, 129, 96), (2, 300, 5, 257, 768)]
+    ("Nq", "Lq", "B", "Ld", "d"),
+    [(1, 32, 50, 300, 128), (7, 33, 9, 129, 96), (2, 300, 5, 257, 768), (1, 32, 20, 200, 2048)],
 )
 def test_16_bit_operands_are_accumulated_in_fp32(path, dtype, Nq, Lq, B, Ld, d):
     q, D = maxsim.tokens(unit(Nq, Lq, d, dtype=dtype)), maxsim.tokens(unit(B, Ld, d, dtype=dtype, seed=1))
@@ -58,7 +59,7 @@ def test_fp32_operands_are_within_1e_6_of_float64(path, d):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("d", [96, 128, 768])
+@pytest.mark.parametrize("d", [96, 128, 256, 768])
 @pytest.mark.parametrize("Lq", [1, 20, 32, 100, 300])
 def test_a_score_has_the_same_bits_in_any_batch(path, dtype, d, Lq):
     Q, D = unit(9, Lq, d, dtype=dtype), unit(40, 200, d, dtype=dtype, seed=1)

@@ -2,9 +2,9 @@
 
 Room: `fused`. In: what two batches look like. Out: `LaunchPlan`. May import: `maxsim.tokens`.
 
-A plan is a function of shapes, dtype and device only. What could move a bit of a pair's score (the kernel, the
-arithmetic) depends on the dtype, d and the device alone; the rest (rows, document tile, warps, stages, documents a
-program) moves time, not bits.
+A plan is a function of shapes, dtype and device only. What could move a bit of a pair's score (the arithmetic, BLOCK_K)
+depends on the dtype, d and the device alone; the rest (rows, document tile, warps, stages, documents a program) moves
+time, not bits.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def choose(
     rows = min(SLICE, group * _power_of_two(Nq)) if pairing == "all" else group
     table = _table()
     device = table["device"][_newest(arch)]
-    products = "ieee" if bits == 16 else "tf32" if precision == "tf32" else device["fp32"]
-    entry = _tile(arch, bits, max(16, rows), d, products)
+    arithmetic = "ieee" if bits == 16 else products(arch, precision)
+    entry = _tile(arch, bits, max(16, rows), d, arithmetic)
     block_m = max(16, rows)
     programs = -(-Nq * slices * group // block_m) * K
     docs = max(1, min(entry["tokens"] // max(1, Ld), programs // device["programs"]))
@@ -143,13 +143,13 @@ def choose(
         kernel="portable",
         block_m=block_m,
         block_n=entry["block_n"],
-        block_k=_block_k(d, entry["block_k"]),
+        block_k=chunk(d, entry["block_k"]),
         group=block_m if pairing != "all" else group,
         slices=slices,
         docs_per_program=docs,
         num_warps=entry["warps"],
         num_stages=entry["stages"],
-        precision=products,
+        precision=arithmetic,
         ceiling=_ceiling(arch, bits, d, Nq, Lq, Ld, K, pairing),
         why=f"sm_{entry['arch']} table, {bits}-bit, up to {entry['rows']} rows, d up to {entry['d']}: {entry['why']}",
     )
@@ -161,6 +161,12 @@ def _table() -> dict[str, Any]:
     table = tomllib.loads(files("maxsim.fused").joinpath("launch_table.toml").read_text("utf-8"))
     table["device"] = {entry["arch"]: entry for entry in table["device"]}
     return table
+
+
+def products(arch: int, precision: str) -> str:
+    """Arithmetic of fp32 products on `arch`: what the caller's `precision` becomes."""
+    exact: str = _table()["device"][_newest(arch)]["fp32"]
+    return "tf32" if precision == "tf32" else exact
 
 
 def tiles() -> list[dict[str, Any]]:
@@ -187,7 +193,7 @@ def _tile(arch: int, bits: int, rows: int, d: int, precision: str) -> dict[str, 
     return min(fits, key=lambda tile: (-tile["arch"], tile["rows"], tile["d"]))
 
 
-def _block_k(d: int, limit: int) -> int:
+def chunk(d: int, limit: int) -> int:
     """Dimensions loaded at a time: all of d where `limit` holds it, else the power of two that pads least."""
     if d <= limit:
         return max(16, _power_of_two(d))

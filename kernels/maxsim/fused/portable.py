@@ -7,7 +7,7 @@ One program holds BLOCK_M query rows (several short queries, or a 128-row slice 
 BLOCK_N tokens at a time, keeping one running maximum a query row; similarities live in registers only.
 
 What keeps a score independent of the rest of the batch, to the bit: a similarity is one chain of matrix instructions
-over ascending d; a maximum has no rounding; and row maxima are added in a binary tree of neighbours over 128-row slices
+over ascending d (one for each BLOCK_K of a large d); a maximum has no rounding; and row maxima are added in a binary tree of neighbours over 128-row slices
 whose missing rows are zeros, so that neither packing nor padding moves an addition.
 """
 
@@ -80,6 +80,9 @@ def score_kernel(
     QUERIES: tl.constexpr = BLOCK_M // GROUP
     CHUNKS: tl.constexpr = (DIM + BLOCK_K - 1) // BLOCK_K
     EVEN: tl.constexpr = DIM % BLOCK_K == 0
+    # Tensor cores cut the low bits of each 16-bit accumulation: a chain over 768 dimensions is off by 1e-6, and grows.
+    # So chunks start from zero and are added with rounding. (Split fp32 products are added so by the compiler.)
+    ROUNDED: tl.constexpr = q_ptr.dtype.element_ty.primitive_bitwidth == 16
     pid = tl.program_id(0)
     tile = pid % row_tiles
     query0 = (tile // slices) * QUERIES
@@ -123,6 +126,8 @@ def score_kernel(
                     x = x.to(tl.float32)
                 s = tl.dot(q, x, s, input_precision=PRECISION)
             else:
+                # a zero that the compiler cannot see: it would join the addition below into the product again
+                zeros = tl.zeros([BLOCK_M, BLOCK_N], tl.float32) + tl.minimum(d_length, 0).to(tl.float32)
                 for c in range(0, DIM, BLOCK_K):
                     if EVEN:
                         a = tl.load(q_at + c, mask=valid[:, None], other=0.0)
@@ -133,7 +138,10 @@ def score_kernel(
                     if SIMULATED:  # its dot is wrong on bf16
                         a = a.to(tl.float32)
                         x = x.to(tl.float32)
-                    s = tl.dot(a, x, s, input_precision=PRECISION)
+                    if ROUNDED:
+                        s += tl.dot(a, x, zeros, input_precision=PRECISION)
+                    else:
+                        s = tl.dot(a, x, s, input_precision=PRECISION)
 
             # reduce over document tokens
             top = _row_max(s, SIMULATED)

@@ -48,6 +48,13 @@ def test_arithmetic_depends_on_dtype_and_precision_only():
         assert (seen == {"tf32"}) == (dtype == torch.float32 and precision == "tf32")
 
 
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("d", [17, 96, 128, 192, 256, 320, 768, 2048])
+def test_where_16_bit_sums_are_rounded_does_not_depend_on_the_batch(arch, d):
+    batches = [(Nq, Lq) for Nq in (1, 2, 64) for Lq in (1, 16, 32, 64, 128, 1000)]
+    assert len({choose(arch, torch.float16, d, Nq, Lq, 300, 1000).block_k for Nq, Lq in batches}) == 1
+
+
 def test_the_ceiling_is_what_binds():
     assert choose(90, torch.float16, 128, 1, 1024, 1024, 1000).ceiling == "compute"
     assert choose(90, torch.float16, 128, 1, 32, 300, 10000).ceiling == "memory"
@@ -67,7 +74,7 @@ def test_one_program_takes_several_documents_only_when_enough_programs_remain():
     [(128, 128, 128), (96, 128, 128), (17, 128, 32), (1, 128, 16), (192, 128, 64), (768, 128, 128), (320, 128, 64)],
 )
 def test_the_chunk_of_dimensions_pads_least(d, limit, expected):
-    assert launch._block_k(d, limit) == expected
+    assert launch.chunk(d, limit) == expected
 
 
 def test_every_tile_says_why_and_fits_a_kind_that_is_asked_for():
