@@ -1,4 +1,4 @@
-"""What the tests of `training` share: gradients by an independent float64 route, and every backward path on this machine."""
+"""What the tests of `training` share: gradients by an independent float64 route, and every backward path here."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KERNELS = ("csr", "csr_sort", "onehot", "atomic")
 
 
 def truth(q: TokenBatch, d: TokenBatch, g: Tensor, pairing: str) -> tuple[Tensor, Tensor]:
-    """dQ and dD in float64 by torch's own autograd: every similarity is made and the reference's winners are gathered."""
+    """dQ and dD in float64 by torch's own autograd, through the products of the reference's winners."""
     q = replace(q, values=q.values.detach().double().requires_grad_())
     d = replace(d, values=d.values.detach().double().requires_grad_())
     _, won = reference.float64(q, d, pairing=pairing)
