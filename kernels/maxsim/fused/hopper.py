@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from maxsim.fused.hopper_launch import Boxes, Kernel, kernel
 from maxsim.fused.hopper_plan import H200_PROCESSORS, UNIT, HopperPlan, plan_shape
 from maxsim.fused.launch import LaunchPlan
 from maxsim.tokens import Pairing, TokenBatch, documents_per_query
 
 MAX_ROWS = 2**31 - 2**16  # tensor-map coordinates are 32-bit rows; a tile may begin one tile past the last row
 DTYPES = (torch.float16, torch.bfloat16)
+CONSUMER_REGISTERS = 240  # a thread; what setmaxnreg gives the second consumer warpgroup
+LOADER_REGISTERS = 24
 
 
 def supports(
@@ -131,125 +134,53 @@ def forward(
     Returns:
         scores fp32 [Nq, B] | [Nq] | [Nq, K]; with `argmax` also int16 or int32 [..., Lq]: the first row of the document
         that attains the maximum, -1 for a masked query token or an empty document.
+
+    Raises:
+        ValueError: for a plan of another kernel.
     """
-    K = documents_per_query(q, d, pairing)
     if plan is None:
         plan = _plan(q, d, pairing=pairing, argmax=argmax)
     elif not isinstance(plan, HopperPlan):
         raise ValueError(f"plan: is for the kernel {plan.kernel!r}; make one with fused.hopper.plan")
+    device = q.values.device
+    K = documents_per_query(q, d, pairing)
     shape = (q.count,) if pairing == "pairs" else (q.count, K)
-    scores = torch.empty(shape, dtype=torch.float32, device=q.device) if out is None else out
-    winners = torch.empty((*shape, q.max_length), dtype=argmax_dtype(d.max_length), device=q.device) if argmax else None
-    _launch(q, d, plan, K, scores, winners)
+    scores = torch.empty(shape, dtype=torch.float32, device=device) if out is None else out
+    winners = torch.empty((*shape, q.max_length), dtype=argmax_dtype(d.max_length), device=device) if argmax else None
+    score, add = _kernels(plan, q, d, winners)
+    sums = plan.sums
+    part = scores if sums == 1 else torch.empty((q.count, sums, K), dtype=torch.float32, device=device)
+    score(
+        (plan.programs, 1),
+        (Boxes(q.values, plan.G, plan.BK), Boxes(d.values, plan.BR, plan.BK)),
+        (part, winners, q.starts, q.lengths, d.starts, d.lengths),
+        (
+            plan.groups * plan.blocks, plan.groups, plan.blocks, q.count, K, q.pitch, q.max_length, q.values.shape[0],
+            d.pitch, d.max_length, d.total_rows or 0, plan.parts,
+        ),
+    )  # fmt: skip
+    if sums > 1:
+        add((-(-K // 128), q.count), (), (part, scores), (q.count, K, sums))
     return scores if winners is None else (scores, winners)
 
 
-def _launch(q: TokenBatch, d: TokenBatch, plan: HopperPlan, K: int, scores: Tensor, winners: Tensor | None) -> None:
-    """The kernel over all chunks, then the sum of partial sums where there are several."""
-    part = scores
-    if plan.sums > 1:
-        part = torch.empty((q.count, plan.sums, K), dtype=torch.float32, device=q.device)
-    pointers = (part, winners, q.starts, q.lengths, d.starts, d.lengths)
-    integers = (
-        plan.groups * plan.blocks, plan.groups, plan.blocks, q.count, K, q.pitch, q.max_length, q.values.shape[0],
-        d.pitch, d.max_length, d.total_rows or 0, plan.parts,
-    )  # fmt: skip
-    constants = (
-        plan.BM, plan.BN, plan.BR, plan.BK, plan.KS, plan.KC, plan.KI, plan.ST, plan.QST, plan.NC, plan.G, plan.SUM, plan.shared,
-        q.starts is not None, q.lengths is not None, d.starts is not None, d.lengths is not None, plan.balanced,
-        winners is not None, 240, 24, 4,
-    )  # fmt: skip
-    types = (q.dtype, None if winners is None else winners.dtype)
-    kernel = _kernel("maxsim_forward", q.device.index, constants, types, None if plan.per_processor == 1 else 128)
-    boxes = (_Boxes(q.values, plan.G, plan.BK), _Boxes(d.values, plan.BR, plan.BK))
-    kernel(plan.programs, 1, boxes, pointers, integers)
-    if part is not scores:
-        add = _kernel("add_sums", q.device.index, (plan.SUM == UNIT, 4), (), None)
-        add(-(-K // 128), q.count, (), (part, scores), (q.count, K, plan.sums))
+_FOUND: dict[tuple[Any, ...], tuple[HopperPlan, Kernel, Kernel]] = {}
 
 
-class _Boxes:
-    """Rows [R, d] as a tensor map of boxes: what triton's launcher reads from a TensorDescriptor, without its checks.
-
-    `supports` has made the checks; building the checked class costs several microseconds of host time a call.
-    """
-
-    __slots__ = ("base", "block_shape", "padding", "round_f32_to_tf32", "shape", "strides")
-
-    def __init__(self, values: Tensor, rows: int, columns: int) -> None:
-        R, d = values.shape
-        self.base = values
-        self.shape = (R, d)
-        self.strides = (values.stride(0) if R > 1 else d, 1)
-        self.block_shape = [rows, columns]
-        self.padding = "zero"
-        self.round_f32_to_tf32 = False
-
-    def checked(self) -> Any:
-        """The same as triton's own class, for the call that compiles."""
-        from triton.experimental.gluon.language import NVMMASharedLayout
-        from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-        bits = self.base.element_size() * 8
-        layout = NVMMASharedLayout(swizzle_byte_width=self.block_shape[1] * bits // 8, element_bitwidth=bits, rank=2)
-        return TensorDescriptor(self.base, list(self.shape), list(self.strides), self.block_shape, layout)
-
-
-class _Kernel:
-    """One compiled variant on one device. After the first call it is launched without triton's argument analysis.
-
-    Nothing is specialised on a run-time argument, so every call with these constants runs the same binary.
-    """
-
-    def __init__(self, name: str, index: int, constants: tuple[Any, ...], registers: int | None) -> None:
-        self.name = name
-        self.index = index
-        self.constants = constants
-        self.options = {} if registers is None else {"maxnreg": registers}
-        self.compiled: Any = None
-
-    def __call__(
-        self,
-        grid0: int,
-        grid1: int,
-        boxes: tuple[_Boxes, ...],
-        pointers: tuple[Tensor | None, ...],
-        integers: tuple[int, ...],
-    ) -> None:
-        """Launch on the current stream of the device; `None` is a pointer that this variant does not read."""
-        if torch.cuda.current_device() != self.index:
-            with torch.cuda.device(self.index):
-                self(grid0, grid1, boxes, pointers, integers)
-            return
-        if self.compiled is None:
-            from maxsim.fused import hopper_kernels
-
-            function = getattr(hopper_kernels, self.name)
-            tensors = [pointers[0] if x is None else x for x in pointers]
-            descriptors = [box.checked() for box in boxes]
-            self.compiled = function[(grid0, grid1)](
-                *descriptors, *tensors, *integers, *self.constants[:-1], num_warps=self.constants[-1], **self.options
-            )
-            return
-        compiled = self.compiled
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
-        # integers in place of tensors spare the launcher a driver query for every pointer
-        addresses = [0 if x is None else x.data_ptr() for x in pointers]
-        compiled.run(
-            grid0, grid1, 1, stream, compiled.function, compiled.packed_metadata, None, None, None, *boxes, *addresses,
-            *integers, *self.constants,
+def _kernels(plan: HopperPlan, q: TokenBatch, d: TokenBatch, winners: Tensor | None) -> tuple[Kernel, Kernel]:
+    """The kernel that scores and the one that adds partial sums, for a plan and what the batches carry."""
+    types = (q.values.dtype, None if winners is None else winners.dtype)
+    carried = (q.starts is not None, q.lengths is not None, d.starts is not None, d.lengths is not None)
+    index = q.values.device.index or 0
+    key = (id(plan), index, *types, *carried)  # the entry keeps the plan alive, so its id stays its own
+    found = _FOUND.get(key)
+    if found is None:
+        constants = (
+            plan.BM, plan.BN, plan.BR, plan.BK, plan.KS, plan.KC, plan.KI, plan.ST, plan.QST, plan.NC, plan.G, plan.SUM,
+            plan.shared, *carried, plan.balanced, winners is not None, CONSUMER_REGISTERS, LOADER_REGISTERS, 4,
         )  # fmt: skip
-
-
-_KERNELS: dict[tuple[Any, ...], _Kernel] = {}
-
-
-def _kernel(
-    name: str, index: int | None, constants: tuple[Any, ...], types: tuple[Any, ...], registers: int | None
-) -> _Kernel:
-    """The variant for these constants, element types and registers a thread at its start (None: the compiler's)."""
-    key = (name, index, constants, types, registers)
-    kernel = _KERNELS.get(key)
-    if kernel is None:
-        kernel = _KERNELS[key] = _Kernel(name, 0 if index is None else index, constants, registers)
-    return kernel
+        score = kernel("maxsim_forward", index, constants, types, None if plan.per_processor == 1 else 128)
+        if len(_FOUND) >= 4096:
+            _FOUND.clear()
+        found = _FOUND[key] = plan, score, kernel("add_sums", index, (plan.SUM == UNIT, 4))
+    return found[1], found[2]

@@ -2,22 +2,22 @@
 
 Room: `fused`. May import: triton. Imported by `hopper.py` only when a kernel is compiled; importing it needs no GPU.
 
-Shape of the kernel. A program is one loader warp and NC consumer warpgroups. The loader copies tiles of BN document rows
-into a ring of ST stages by TMA; consumer W holds BM query rows in shared memory, multiplies them with every tile (wgmma,
-fp32 accumulator in registers) and keeps the row maxima in registers. The two consumers see the same tiles, so one's
-maximum runs under the other's matrix product.
+Shape of the kernel. A program is one loader warp and NC consumer warpgroups. The loader copies tiles of BN document
+rows into a ring of ST stages by TMA; consumer W holds BM query rows in shared memory, multiplies them with every tile
+(wgmma, fp32 accumulator in registers) and keeps the row maxima in registers. The two consumers see the same tiles, so
+one's maximum runs under the other's matrix product.
 
-Query rows live in *units* of 64: a unit is 64/G queries of at most G tokens each (G = 8, 16, 32 or 64), or 64 of the rows
-of a longer query, which then has `parts` units. Row maxima are always summed over one unit's G rows first, by the same
-reduction tree wherever the unit sits, so a score has the same bits in every batch.
+Query rows live in *units* of 64: a unit is 64/G queries of at most G tokens each (G = 8, 16, 32 or 64), or 64 of the
+rows of a longer query, which then has `parts` units. Row maxima are always summed over one unit's G rows first, by the
+same reduction tree wherever the unit sits, so a score has the same bits in every batch.
 
-Document rows are a stream. A tile begins where the previous document or the previous tile ended; every document that ends
-or begins inside the tile is masked to its columns. Only where the next document is elsewhere (padding, a reranking list)
-a new tile begins at its first row. The loader and the consumers walk the same documents, so they agree on the tiles
-without talking about them.
+Document rows are a stream. A tile begins where the previous document or the previous tile ended; every document that
+ends or begins inside the tile is masked to its columns. Only where the next document is elsewhere (padding, a reranking
+list) a new tile begins at its first row. The loader and the consumers walk the same documents, so they agree on the
+tiles without talking about them.
 
-Work is cut into chunks: query group (NC * BM / 64 units) times block of documents. Program p takes chunks p, p + programs,
-...; neighbours in that order share documents, which meet in L2.
+Work is cut into chunks: query group (NC * BM / 64 units) times block of documents. Program p takes chunks p,
+p + programs, ...; neighbours in that order share documents, which meet in L2.
 """
 
 import triton.language as tl

@@ -45,7 +45,7 @@ def resources(shape: dict[str, Any], carries: dict[str, bool], dtype: str) -> Re
 
     plan: HopperPlan = plan_shape(**shape)
     constants: dict[str, Any] = {
-        name: getattr(plan, name) for name in ("BM", "BN", "BK", "KS", "KC", "ST", "QST", "NC", "G", "SUM")
+        name: getattr(plan, name) for name in ("BM", "BN", "BR", "BK", "KS", "KC", "KI", "ST", "QST", "NC", "G", "SUM")
     }
     flags = {"HAS_Q_STARTS": False, "HAS_Q_LENGTHS": False, "HAS_STARTS": False, "HAS_LENGTHS": False} | carries
     constants |= flags
@@ -55,7 +55,7 @@ def resources(shape: dict[str, Any], carries: dict[str, bool], dtype: str) -> Re
     kernel = hopper_kernels.maxsim_forward
     signature = dict.fromkeys(kernel.arg_names, "i32") | {
         "q_desc": f"tensordesc<{dtype}[{plan.G}, {plan.BK}],{layout!r}>",
-        "d_desc": f"tensordesc<{dtype}[{plan.BN}, {plan.BK}],{layout!r}>",
+        "d_desc": f"tensordesc<{dtype}[{plan.BR}, {plan.BK}],{layout!r}>",
         "out_ptr": "*fp32",
         "arg_ptr": "*i16",
         "q_start_ptr": "*i64",

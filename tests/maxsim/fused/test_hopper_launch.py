@@ -1,0 +1,131 @@
+"""The direct launch: parameters are read as PTX states them, arguments arrive where the driver looks. No GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from maxsim.fused import hopper_launch
+from maxsim.fused.hopper_launch import Boxes, DirectLaunch, DriverError, parameters
+
+PTX = """
+.visible .entry scores(
+	.param .align 64 .b8 scores_param_0[128],
+	.param .u32 scores_param_1,
+	.param .u32 scores_param_2,
+	.param .u64 scores_param_3,
+	.param .u64 scores_param_4,
+	.param .u64 .ptr .global .align 1 scores_param_5,
+	.param .u32 scores_param_6,
+	.param .u64 .ptr .global .align 1 scores_param_7,
+	.param .u64 .ptr .global .align 1 scores_param_8
+)
+.reqntid 384
+{
+"""
+
+
+class Driver:
+    """Stands in for libcuda: reads the arguments of a launch as the real one does."""
+
+    def __init__(self, code: int = 0) -> None:
+        self.code = code
+        self.seen: list[object] = []
+        self.encoded: list[object] = []
+
+    def cuLaunchKernel(self, function, x, y, z, bx, by, bz, shared, stream, arguments, extra):
+        assert extra is None
+        formats = ["128s", "I", "I", "Q", "Q", "Q", "I", "Q", "Q"]
+        values = [
+            struct.unpack(f, ctypes.string_at(at, struct.calcsize(f)))[0]
+            for at, f in zip(arguments, formats, strict=True)
+        ]
+        self.seen.append((function, (x, y, z), (bx, by, bz), shared, stream, values))
+        return self.code
+
+    def cuTensorMapEncodeTiled(self, at, dtype, rank, address, dims, strides, box, steps, inter, swizzle, l2, fill):
+        assert at % 64 == 0
+        self.encoded.append((dtype, rank, address, list(dims), list(strides), list(box), swizzle))
+        ctypes.memmove(at, bytes(range(128)), 128)
+        return self.code
+
+    def cuGetErrorString(self, code, text):
+        ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"invalid argument"
+
+
+@pytest.fixture
+def driver(monkeypatch) -> Driver:
+    fake = Driver()
+    monkeypatch.setattr(hopper_launch, "_driver", lambda: fake)
+    hopper_launch.tensor_map.cache_clear()
+    return fake
+
+
+def test_parameters_are_read_in_order():
+    assert parameters(PTX) == ["map", "I", "I", "Q", "Q", "Q", "I", "Q", "Q"]
+
+
+def test_a_parameter_of_another_kind_is_refused():
+    with pytest.raises(ValueError, match=r"\.b8\[64\]"):
+        parameters(PTX.replace("[128]", "[64]"))
+    with pytest.raises(ValueError, match="9 parameters, of which 8"):
+        parameters(PTX.replace(".param .u32 scores_param_6", ".param .f32 scores_param_6"))
+
+
+def test_arguments_arrive_where_the_driver_looks_for_them(driver):
+    launch = DirectLaunch(1234, PTX, 200_000)
+    boxes = Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64)
+    launch((5, 2), 99, [boxes.encoded()], [2**40 + 1, 17])
+    [(function, grid, threads, shared, stream, values)] = driver.seen
+    assert (function, grid, threads, shared, stream) == (1234, (5, 2, 1), (384, 1, 1), 200_000, 99)
+    assert values == [bytes(range(128)), 7, 96, 96, 1, 2**40 + 1, 17, 0, 0]
+
+
+def map_of(values: torch.Tensor) -> hopper_launch.TensorMap:
+    return Boxes(values, 32, 64).encoded()
+
+
+def test_memory_is_described_once_and_again_when_its_shape_changes(driver):
+    values = torch.zeros(9, 128, dtype=torch.bfloat16)
+    assert map_of(values) is map_of(values)
+    assert map_of(values[:, :96]) is not map_of(values)
+    at = values.data_ptr()
+    assert driver.encoded == [
+        (9, 2, at, [128, 9], [256], [64, 32], 3),
+        (9, 2, at, [96, 9], [256], [64, 32], 3),
+    ]
+
+
+def test_a_refused_launch_is_an_error_in_the_drivers_words(driver):
+    launch = DirectLaunch(1234, PTX, 0)
+    encoded = map_of(torch.zeros(1, 8, dtype=torch.float16))
+    driver.code = 1
+    with pytest.raises(DriverError, match=r"cuLaunchKernel: invalid argument \(1\)"):
+        launch((1, 1), 0, [encoded], [0, 0])
+
+
+def test_one_row_has_the_stride_of_a_packed_row():
+    assert Boxes(torch.zeros(1, 64, dtype=torch.float16).as_strided((1, 64), (3, 1)), 32, 64).stride == 64
+
+
+def test_a_kernel_of_another_device_or_type_is_another_kernel(monkeypatch):
+    monkeypatch.setattr(hopper_launch, "_KERNELS", {})
+    one = hopper_launch.kernel("add_sums", 0, (True, 4))
+    assert hopper_launch.kernel("add_sums", 0, (True, 4)) is one
+    assert hopper_launch.kernel("add_sums", 1, (True, 4)) is not one
+    assert hopper_launch.kernel("add_sums", 0, (True, 4), (torch.float16,)) is not one
+
+
+def test_a_triton_that_passes_other_arguments_is_named(monkeypatch, driver):
+    pytest.importorskip("triton")
+    from maxsim.fused import hopper_kernels
+
+    compiled = SimpleNamespace(function=1, asm={"ptx": PTX}, metadata=SimpleNamespace(shared=0))
+    monkeypatch.setattr(hopper_kernels, "add_sums", {(1, 1): lambda *args, **options: compiled})
+    kernel = hopper_launch.Kernel("add_sums", 0, (True, 4), None)
+    with pytest.raises(DriverError, match="passes 8 arguments and 1 tensor maps, expected 7 and 0"):
+        kernel._first((1, 1), (), (torch.zeros(1), torch.zeros(1)), (1, 2, 3))
