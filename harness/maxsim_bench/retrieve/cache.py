@@ -17,12 +17,12 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from maxsim_bench.record.files import hold, replace_file
 from maxsim_bench.record.provenance import file_hash
 from maxsim_bench.retrieve.dataset import Dataset, Document
-from maxsim_bench.retrieve.embeddings import EmbeddingError, Embeddings
+from maxsim_bench.retrieve.embeddings import Corpus, EmbeddingError, Embeddings
 from maxsim_bench.retrieve.encoders.base import Encoder, Role
 from maxsim_bench.retrieve.paths import cache_dir
 
@@ -31,6 +31,13 @@ if TYPE_CHECKING:
 
 SHARD_ITEMS = 512
 Progress = Callable[[int, int], None]
+
+
+@runtime_checkable
+class Holder(Protocol):
+    """An encoder that holds embeddings by id instead of making them from text."""
+
+    def stored(self, dataset: Dataset, role: Role) -> Corpus: ...
 
 
 @dataclass(frozen=True)
@@ -84,14 +91,18 @@ class EmbeddingStore:
 
 def document_embeddings(
     dataset: Dataset, encoder: Encoder, devices: Sequence[str] = ("cpu",), progress: Progress | None = None
-) -> EmbeddingStore:
-    """Embeddings of every document, from the cache or encoded now on all `devices`."""
+) -> Corpus:
+    """Embeddings of every document: what the encoder holds itself, from the cache, or encoded now on all `devices`."""
+    if isinstance(encoder, Holder):
+        return encoder.stored(dataset, "document")
     count = len(dataset.document_ids)
     return embed("document", dataset.documents(), count, dataset.corpus_hash, encoder, devices, progress)
 
 
 def query_embeddings(dataset: Dataset, encoder: Encoder, devices: Sequence[str] = ("cpu",)) -> Embeddings:
     """Embeddings of every query, in the order of `dataset.queries`."""
+    if isinstance(encoder, Holder):
+        return encoder.stored(dataset, "query").select(range(len(dataset.queries)))
     texts = dataset.queries.values()
     return embed("query", iter(texts), len(texts), dataset.queries_hash, encoder, devices).load()
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maxsim_bench.retrieve.cache import EmbeddingStore
 from maxsim_bench.retrieve.dataset import Dataset
-from maxsim_bench.retrieve.embeddings import Embeddings
+from maxsim_bench.retrieve.embeddings import Corpus, Embeddings
 from maxsim_bench.retrieve.rank import ScoreErrors, columns_of
 from maxsim_bench.retrieve.scoring import PADDING, DocumentBlock, Scorer
 
@@ -52,7 +51,7 @@ class Evidence:
 def diagnose(
     dataset: Dataset,
     queries: Embeddings,
-    corpus: EmbeddingStore | Embeddings,
+    corpus: Corpus,
     reference: Scorer,
     scorer: Scorer,
     errors: ScoreErrors,
@@ -106,9 +105,7 @@ def _exchanged(dataset: Dataset, evidence: Evidence) -> Iterator[str]:
             yield f"document {a!r} has the scores of document {b!r}: ids or offsets are exchanged"
 
 
-def _padding(
-    evidence: Evidence, queries: Embeddings, corpus: EmbeddingStore | Embeddings, reference: Scorer
-) -> Iterator[str]:
+def _padding(evidence: Evidence, queries: Embeddings, corpus: Corpus, reference: Scorer) -> Iterator[str]:
     """Scores that equal those of the same documents with one more token, made of what padding holds."""
     import torch
 

@@ -5,9 +5,9 @@ Room: `retrieve`. May import: record, backends.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     import torch
@@ -15,6 +15,23 @@ if TYPE_CHECKING:
 
 class EmbeddingError(ValueError):
     """Embeddings that are not what they should be; the message says which file and what to do."""
+
+
+class Corpus(Protocol):
+    """Embeddings of many items that are read in parts: in memory, in the cache, or somebody's own folder."""
+
+    @property
+    def d(self) -> int: ...
+
+    def __len__(self) -> int: ...
+
+    def parts(self) -> Iterator[tuple[int, Embeddings]]:
+        """(index of the first item, embeddings), in order."""
+        ...
+
+    def select(self, items: Sequence[int]) -> Embeddings:
+        """The named items, in the order given."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -51,6 +68,10 @@ class Embeddings:
         out = torch.zeros(len(self) + 1, dtype=torch.int64)
         torch.cumsum(self.lengths.to(torch.int64), 0, out=out[1:])
         return out
+
+    def parts(self) -> Iterator[tuple[int, Embeddings]]:
+        """All of it, once: what is in memory needs no parts."""
+        yield 0, self
 
     def slice(self, first: int, last: int) -> Embeddings:
         """Items first..last-1; the tokens are a view."""

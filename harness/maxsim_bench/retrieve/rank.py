@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from maxsim_bench.retrieve.cache import EmbeddingStore
 from maxsim_bench.retrieve.dataset import Dataset
-from maxsim_bench.retrieve.embeddings import Embeddings
+from maxsim_bench.retrieve.embeddings import Corpus, Embeddings
 from maxsim_bench.retrieve.metrics import ScoreError
 from maxsim_bench.retrieve.scoring import (
     BLOCK_BYTES,
@@ -144,7 +143,7 @@ class Ranked:
 def rank(
     dataset: Dataset,
     queries: Embeddings,
-    corpus: EmbeddingStore | Embeddings,
+    corpus: Corpus,
     reference: Scorer,
     scorers: Mapping[str, Scorer],
     *,
@@ -228,16 +227,14 @@ class Block:
     documents: DocumentBlock
 
 
-def blocks(
-    queries: Embeddings, corpus: EmbeddingStore | Embeddings, device: str, only: np.ndarray | None = None
-) -> Iterator[Block]:
+def blocks(queries: Embeddings, corpus: Corpus, device: str, only: np.ndarray | None = None) -> Iterator[Block]:
     """The corpus by shards and blocks, the queries by length; `only` leaves out blocks without these documents.
 
     The cut does not depend on `only`, so a block comes back exactly as it was scored before.
     """
     budget = BLOCK_BYTES[device.split(":")[0]]
     longest = max(1, int(queries.lengths.max())) if len(queries) else 1
-    for start, part in corpus.parts() if isinstance(corpus, EmbeddingStore) else [(0, corpus)]:
+    for start, part in corpus.parts():
         for first, last in document_blocks(part, longest, budget):
             columns = np.arange(start + first, start + last)
             if only is not None and not np.isin(columns, only).any():
@@ -248,9 +245,7 @@ def blocks(
                 yield Block(group.places, group.queries, block)
 
 
-def columns_of(
-    scorer: Scorer, queries: Embeddings, corpus: EmbeddingStore | Embeddings, documents: Sequence[int]
-) -> torch.Tensor:
+def columns_of(scorer: Scorer, queries: Embeddings, corpus: Corpus, documents: Sequence[int]) -> torch.Tensor:
     """[Nq, len(documents)] fp32: what `scorer` gives these documents, in the blocks in which it ranked them."""
     import torch
 
@@ -265,7 +260,7 @@ def columns_of(
     return out
 
 
-def require_belonging(dataset: Dataset, queries: Embeddings, corpus: EmbeddingStore | Embeddings) -> None:
+def require_belonging(dataset: Dataset, queries: Embeddings, corpus: Corpus) -> None:
     """ValueError unless there is one embedding for each query and document, and both are of one width."""
     for what, have, need in (
         ("queries", len(queries), len(dataset.queries)),

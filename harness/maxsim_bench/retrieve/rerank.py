@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from maxsim_bench.retrieve.cache import EmbeddingStore
 from maxsim_bench.retrieve.dataset import DataError, Dataset
-from maxsim_bench.retrieve.embeddings import Embeddings
+from maxsim_bench.retrieve.embeddings import Corpus, Embeddings
 from maxsim_bench.retrieve.metrics import ranked
 from maxsim_bench.retrieve.rank import Block, Ranked, ScoreErrors, TopK, require_belonging, score_block
 from maxsim_bench.retrieve.scoring import DocumentBlock, Scorer
@@ -55,7 +54,7 @@ def run_candidates(dataset: Dataset, path: Path, depth: int) -> dict[str, list[s
 def rerank(
     dataset: Dataset,
     queries: Embeddings,
-    corpus: EmbeddingStore | Embeddings,
+    corpus: Corpus,
     candidates: Candidates,
     reference: Scorer,
     scorers: Mapping[str, Scorer],

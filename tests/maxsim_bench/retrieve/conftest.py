@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,9 @@ class Fake:
         q_lengths = torch.full((Q.shape[0],), Q.shape[1]) if inputs.q_lengths is None else inputs.q_lengths
         if inputs.cu_seqlens is not None:
             assert inputs.d_lengths is not None
-            D = torch.nn.utils.rnn.pad_sequence(list(inputs.D.float().split(inputs.d_lengths.tolist())), batch_first=True)
+            D = torch.nn.utils.rnn.pad_sequence(
+                list(inputs.D.float().split(inputs.d_lengths.tolist())), batch_first=True
+            )
         else:
             D = inputs.D.float()
         d_lengths = torch.full((D.shape[0],), D.shape[1]) if inputs.d_lengths is None else inputs.d_lengths
@@ -219,5 +221,3 @@ def letters() -> Callable[..., Letters]:
         return Letters(Identity(name=name, model="none", revision="1", d=d, **facts), calls=calls)
 
     return make
-
-

@@ -126,7 +126,7 @@ def test_documents_with_equal_reference_scores_that_change_places_are_a_tie(audi
 
 
 def test_equality_to_the_bit_is_suspicious_where_the_arithmetic_cannot_give_it(fake, cell, collection) -> None:
-    made = collection()
+    made = collection(noise=2.0)
     reference = Scorer(registry.get("reference"), cell(), "cpu")
     base, found = rank(made.dataset, made.queries, made.documents, reference, {"it": reference})
     assert audit(made.dataset, base, found["it"], 0.0).suspicious == []

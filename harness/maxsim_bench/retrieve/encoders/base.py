@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Literal, Protocol
 
 from maxsim_bench.retrieve.dataset import Document
@@ -81,6 +83,46 @@ class Encoder(Protocol):
     def documents(self, documents: Sequence[Document]) -> Embeddings:
         """Embeddings of documents, in their order."""
         ...
+
+
+def named_model(model: str) -> str:
+    """How results call a model: its hub name, or the last part of a local folder."""
+    return Path(model).name if Path(model).is_dir() else model
+
+
+def model_revision(model: str, revision: str | None) -> str:
+    """What fixes the weights: hash of a local folder's weight files, else the hub's commit behind `revision`.
+
+    Raises:
+        EncoderError: if the hub cannot be asked.
+    """
+    folder = Path(model)
+    if folder.is_dir():
+        digest = hashlib.sha256()
+        for file in sorted(f for f in folder.rglob("*") if f.suffix in (".safetensors", ".bin", ".json")):
+            digest.update(file.relative_to(folder).as_posix().encode())
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return "sha256:" + digest.hexdigest()[:12]
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    cached = try_to_load_from_cache(model, "config.json", revision=revision or "main")
+    if isinstance(cached, str):
+        return Path(cached).parent.name  # the cache's folder of a commit is called by it
+    with reachable(model, "huggingface_hub"):
+        return str(HfApi().model_info(model, revision=revision).sha)
+
+
+@contextmanager
+def reachable(model: str, package: str) -> Iterator[None]:
+    """Turns what loading a model raises, where its files cannot be had, into one clear message."""
+    try:
+        yield
+    except OSError as error:  # of the hub, of the network, of the disk: all are OSErrors
+        raise EncoderError(
+            f"{model}: its weights cannot be had by {package}: {str(error).splitlines()[0]}. Download the model where "
+            "there is a network, and name its folder instead; or bring embeddings made there (docs/encoders.md)."
+        ) from error
 
 
 def batches_by_length(lengths: Sequence[int], tokens: int) -> list[list[int]]:
