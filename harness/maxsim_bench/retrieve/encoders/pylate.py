@@ -93,7 +93,8 @@ def _make(options: str, device: str) -> PyLate:
     except (ImportError, RuntimeError) as error:
         raise EncoderError(
             f"pylate:{model}: the package pylate cannot be used here ({error}). "
-            "pip install pylate, in an environment of its own: its 1.6.0 pins torch 2.11 through fast-plaid. Encode there and bring the embeddings (docs/encoders.md)."
+            "pip install pylate, in an environment of its own: its 1.6.0 pins torch 2.11 through "
+            "fast-plaid. Encode there and bring the embeddings (docs/encoders.md)."
         ) from error
     return PyLate(model, revision or None, device)
 
