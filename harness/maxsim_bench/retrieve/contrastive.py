@@ -1,8 +1,8 @@
-"""A real contrastive run: a 384 → 128 token projection over a frozen encoder, trained by the fused operator or by eager autograd.
+"""A real contrastive run: a 384 → 128 token projection over a frozen encoder, trained by ours or by eager autograd.
 
-Room: `retrieve`. May import: record, backends. In: token embeddings of queries and of their relevant documents. Out: loss
-curves and a projection. Both scorers see the same batches in the same order from the same start, so their curves may only
-part by rounding; the spread between seeds is the yardstick.
+Room: `retrieve`. May import: record, backends. In: token embeddings of queries and of their relevant documents. Out:
+loss curves and a projection. Both scorers see the same batches in the same order from the same start, so their curves
+may only part by rounding; the spread between seeds is the yardstick.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from maxsim_bench.retrieve.cache import EmbeddingStore
+from maxsim_bench.retrieve.cache import Corpus
 from maxsim_bench.retrieve.dataset import Dataset
 from maxsim_bench.retrieve.embeddings import Embeddings
 from maxsim_bench.retrieve.metrics import evaluate
@@ -52,7 +52,7 @@ class Settings:
 
 @dataclass
 class Run:
-    """What a run gave: the loss of every step, the held-out loss of every epoch, and the best epoch's weights [d, D]."""
+    """What a run gave: the loss of every step, the held-out loss of every epoch, the best epoch's weights [d, D]."""
 
     losses: list[float] = field(default_factory=list)
     held_out: list[float] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Run:
 
 
 def relevant_pairs(dataset: Dataset) -> list[tuple[int, int]]:
-    """(place of the query in `dataset.queries`, place of the document in `dataset.document_ids`) of each judgement > 0."""
+    """(place in `dataset.queries`, place in `dataset.document_ids`) of each judgement above 0."""
     queries = {q: i for i, q in enumerate(dataset.queries)}
     documents = {d: i for i, d in enumerate(dataset.document_ids)}
     return [
@@ -141,7 +141,8 @@ def _batches(pairs: Sequence[tuple[int, int]], size: int) -> Iterator[list[tuple
 
 
 def _loss(
-    weight: torch.Tensor, queries: Embeddings, documents: Embeddings, pairs: Sequence[tuple[int, int]], settings: Settings,
+    weight: torch.Tensor, queries: Embeddings, documents: Embeddings, pairs: Sequence[tuple[int, int]], settings:
+    Settings,
     device: str,
 ) -> torch.Tensor:  # fmt: skip
     """Cross-entropy of each query's own document among those of the batch."""
@@ -154,8 +155,9 @@ def _loss(
 
 def _scores(weight: torch.Tensor, q: Embeddings, d: Embeddings, settings: Settings, device: str) -> torch.Tensor:
     """[n, n] by the scorer of the settings."""
-    import maxsim
     import torch
+
+    import maxsim
     from maxsim import baselines
 
     dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[settings.dtype]
@@ -182,11 +184,12 @@ def project(weight: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 
 
 def ndcg_at_10(
-    weight: torch.Tensor | None, dataset: Dataset, queries: Embeddings, corpus: EmbeddingStore, device: str = "cpu"
+    weight: torch.Tensor | None, dataset: Dataset, queries: Embeddings, corpus: Corpus, device: str = "cpu"
 ) -> float:
     """nDCG@10 of exact MaxSim over projected tokens (as they are for weight None)."""
-    import maxsim
     import torch
+
+    import maxsim
 
     def batch(x: Embeddings) -> maxsim.TokenBatch:
         values = x.values.to(device)
@@ -256,7 +259,7 @@ class _SciFact:
     pairs: list[tuple[int, int]]
     test: Dataset
     test_queries: Embeddings
-    corpus: EmbeddingStore
+    corpus: Corpus
 
 
 def _scifact(data_dir: Path) -> _SciFact:

@@ -110,7 +110,8 @@ def audit(
     """Audit `pairs` random (Lq, Ld) shapes in every dtype.
 
     Each shape is scored for three queries against four documents of random unit vectors, with random upstream
-    gradients; ragged ones have random lengths, empty sequences included. The reference multiplies the same operands in float64 and
+    gradients; ragged ones have random lengths, empty sequences included. The reference multiplies the same operands in
+    float64 and
     materialises every similarity; its gradients are taken at the audited argmax, so that a tie is counted once.
     """
     report = Report()
