@@ -24,8 +24,8 @@ def score(q: QuantizedTokens | TokenBatch, d: QuantizedTokens, *, path: Path | N
         q: queries quantised in the format of `d` (the fast mode), or a floating `TokenBatch`, whose tokens meet INT8
             documents dequantised on chip, tile by tile.
         d: quantised documents, dense, masked or packed; one scale a token or a document.
-        path: "hopper" (sm_90), "portable" (sm_80 and later) or "reference" (any device); None picks the first that
-            can run.
+        path: "hopper" (sm_90), "portable" (sm_80 and later, FP8 sm_89) or "reference" (any device); None picks the
+            first that can run.
 
     Returns:
         [Nq, B] fp32; −inf for a document without tokens, 0 for a query without tokens. For INT8 queries all paths
@@ -41,6 +41,8 @@ def score(q: QuantizedTokens | TokenBatch, d: QuantizedTokens, *, path: Path | N
     if path == "reference":
         return score_integer(q, d)
     if path == "portable":
+        if d.codes.dtype != torch.int8 and chosen == "reference" and d.device.type == "cuda":
+            raise ValueError(f"path = 'portable' cannot run this: {why_not}. Leave path out")
         from maxsim.quantized.portable import score_portable
 
         return score_portable(q, d)
@@ -76,6 +78,8 @@ def _choose(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> tuple[Path, 
             return "reference", "a float64 query goes to the reference"
         return "portable", "the queries are not quantised"
     major, minor = torch.cuda.get_device_capability(d.device)
+    if d.codes.dtype != torch.int8 and (major, minor) < (8, 9):
+        return "reference", f"sm_{major}{minor} does not convert FP8; INT8 documents run on it"
     if (major, minor) != (9, 0):
         return "portable", f"the device is sm_{major}{minor}, the kernel is for sm_90"
     from maxsim.quantized.hopper import unsupported
