@@ -88,16 +88,18 @@ def _loosened(batch: maxsim.TokenBatch, longest: int) -> maxsim.TokenBatch:
     return replace(batch, max_length=longest)
 
 
+@pytest.fixture(scope="class")
+def corpus() -> Iterator[torch.Tensor]:
+    """60 000 x 300 x 128 zeros, but for two tokens of the last document."""
+    D = torch.zeros(60_000, 300, 128, dtype=torch.float16, device="cuda")
+    D[-1, 7, 0], D[-1, 250, 1] = 3.0, 5.0
+    yield D
+    del D
+    torch.cuda.empty_cache()
+
+
 class TestMoreThan2To31Elements:
     B, Ld, d = 60_000, 300, 128
-
-    @pytest.fixture(scope="class")
-    def corpus(self) -> Iterator[torch.Tensor]:
-        D = torch.zeros(self.B, self.Ld, self.d, dtype=torch.float16, device="cuda")
-        D[-1, 7, 0], D[-1, 250, 1] = 3.0, 5.0
-        yield D
-        del D
-        torch.cuda.empty_cache()
 
     def test_the_last_document_is_read(self, corpus, path):
         Q = torch.eye(32, self.d, dtype=torch.float16, device="cuda")
