@@ -37,9 +37,9 @@ def slice_for_figures(frame: pd.DataFrame) -> tuple[pd.DataFrame, str]:
             backends = frame[frame["status"] == "ok"].groupby(axis)["backend"].nunique()
             best = max(present, key=lambda v: (backends.get(v, 0) if axis == "dtype" else 0, -_place(v, order)))
             frame = frame[frame[axis] == best]
-            present = [best]
         if len(present):
-            told.append(names.POLICIES.get(str(present[0]), str(present[0])))
+            chosen_value = str(frame[axis].dropna().iloc[0])
+            told.append(names.POLICIES.get(chosen_value, chosen_value))
     if frame["chunk"].nunique(dropna=False) > 1:
         chunks = frame["chunk"].dropna()
         chosen = REFERENCE_CHUNK if (chunks == REFERENCE_CHUNK).any() else chunks.max()

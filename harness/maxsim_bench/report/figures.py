@@ -1,7 +1,7 @@
 """What a figure is, and the one that most of the report is made of: lines over an axis, a panel for each other setting.
 
-Room: `report`. May import nothing else of ours but the report's own modules. A figure is data (a table of what is plotted, hashed)
-and a function that draws it; checks compare the data, never the bytes of a file.
+Room: `report`. Imports nothing of other rooms. A figure is data (a table of what is plotted, hashed) and a function that
+draws it; checks compare the data, never the bytes of a file.
 """
 
 from __future__ import annotations
@@ -44,10 +44,13 @@ class Figure:
     caption: str = ""
     element: str | None = None
 
+    def csv(self) -> str:
+        """What is plotted, unrounded."""
+        return str(self.data.to_csv(index=False, lineterminator="\n"))
+
     def data_hash(self) -> str:
-        """SHA-256 of the plotted data (17 significant digits) and the title."""
-        body = self.data.to_csv(index=False, lineterminator="\n", float_format="%.17g")
-        return hashlib.sha256(f"{self.title}\x1e{body}".encode()).hexdigest()
+        """SHA-256 of the plotted data and the title."""
+        return hashlib.sha256(f"{self.title}\x1e{self.csv()}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -123,7 +126,7 @@ def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -
     return _handle(colour, marker, dash, bar)
 
 
-def _handle(colour: str, marker: str, dash: str, bar: Any) -> Any:
+def _handle(colour: str, marker: str, dash: Any, bar: Any) -> Any:
     """A legend entry of normal width, whatever the line's own."""
     from matplotlib.lines import Line2D
 
@@ -183,8 +186,8 @@ def _failures(ax: Any, part: pd.DataFrame) -> dict[str, Any]:
     for (backend, status), points in failed.groupby(["backend", "mark"], sort=False):
         height = np.full(len(points), 0.97 - 0.065 * level[str(backend)])
         ax.plot(
-            points["x"], height, transform=ax.get_xaxis_transform(), linestyle="none", color=style.look(str(backend))[0],
-            marker=style.FAILURE_MARKERS.get(str(status), "|"), markersize=4.5, markeredgewidth=1.1, clip_on=False,
+            points["x"], height, transform=ax.get_xaxis_transform(), linestyle="none",
+            color=style.look(str(backend))[0], marker=style.FAILURE_MARKERS.get(str(status), "|"), markersize=4.5, markeredgewidth=1.1, clip_on=False,
         )  # fmt: skip
         handles.setdefault(names.STATUS_WORDS.get(str(status), str(status)), _mark_handle(str(status)))
     return handles

@@ -19,6 +19,8 @@ from maxsim_bench.record.store import Store
 
 # Folders below results/ that hold no committed rows of a card: this machine's own, and the small records of past runs.
 NOT_COMMITTED = frozenset({"local", "history"})
+# Folder beside the CSVs that holds every query's nDCG@10 of a fidelity cell: no rows, but what a figure follows from.
+PER_QUERY = "fidelity"
 
 
 class ReportError(ValueError):
@@ -46,6 +48,13 @@ class Results:
         """Row key → raw samples of one CSV; empty where none were kept."""
         return read_samples(self.paths[source])
 
+    def per_query(self, row: Row) -> tuple[str, pd.DataFrame] | None:
+        """Name and content of the file with a fidelity cell's queries (query, reference, then backends' differences)."""
+        for name, path in self.paths.items():
+            if f"/{PER_QUERY}/" in f"/{name}" and name.endswith(f"-{row.cell.hash()}.csv"):
+                return name, pd.read_csv(path, dtype={"query": str})
+        return None
+
     def only(self, mask: pd.Series) -> Results:
         """The rows where `mask` (aligned with the frame) holds."""
         kept = [row for row, wanted in zip(self.rows, mask, strict=True) if wanted]
@@ -68,8 +77,8 @@ def csv_files(root: Path) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise ReportError(f"{root}: no such results. Measure with `maxsim-bench run`, or name another --results.")
-    found = [p for p in root.rglob("*.csv") if not NOT_COMMITTED & set(p.relative_to(root).parts[:-1])]
-    return sorted(found)
+    aside = NOT_COMMITTED | {PER_QUERY}
+    return sorted(p for p in root.rglob("*.csv") if not aside & set(p.relative_to(root).parts[:-1]))
 
 
 def load(roots: Sequence[Path]) -> Results:
@@ -88,6 +97,8 @@ def load(roots: Sequence[Path]) -> Results:
                 paths[source] = path
                 environments |= read_environments(path.parent)
                 rows += [(row, source) for row in Store(path).rows()]
+                for side in sorted((path.parent / PER_QUERY).glob("*.csv")):
+                    paths.setdefault(source_name(side, root), side)
     return results_of(newest(rows), paths, environments)
 
 

@@ -78,8 +78,8 @@ AXIS_LABELS = {
 }
 # Axes in the order in which tables and titles name them.
 AXES = (
-    "Nq", "B", "Lq", "Ld", "d", "dtype", "precision", "layout", "pairing", "length_distribution", "inputs", "dataset", "split",
-    "encoder", "chunk", "k", "quantiser", "memory_cap", "timing_policy", "variant",
+    "Nq", "B", "Lq", "Ld", "d", "dtype", "precision", "layout", "pairing", "length_distribution", "inputs", "dataset",
+    "split", "encoder", "chunk", "k", "quantiser", "memory_cap", "timing_policy", "variant",
 )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def card(key: str) -> str:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """`digits` significant digits without an exponent between 1e-4 and 1e6; an empty string for what was not measured."""
+    """`digits` significant digits, without an exponent between 1e-4 and 1e6; empty for what was not measured."""
     if value is None or math.isnan(value):
         return ""
     if value == 0 or not math.isfinite(value):

@@ -16,7 +16,7 @@ PAGE_INCHES = 7.0
 # Okabe & Ito (2008), "Color universal design": eight colours for every common colour vision; black is kept for bounds.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#B8A800", "#777777"
-# Backend → colour and marker. Ours are blue, peers warm, what people run today grey and green; shape tells families apart.
+# Backend → colour and marker. Ours are blue, peers warm, what people run today grey and green.
 LOOKS: dict[str, tuple[str, str]] = {
     "fused": (BLUE, "o"),
     "fused_portable": (SKY, "o"),
@@ -61,7 +61,7 @@ LINE_STYLES = ("-", "--", ":", "-.")  # one a card, where a figure shows several
 # Status → marker of what gave no number.
 FAILURE_MARKERS = {"oom": "x", "skipped": "+", "timeout": "1", "crash": "2", "error": "3", "incorrect": "4"}
 
-_RC: dict[str, Any] = {
+_RC: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
     "font.size": 7.5,
     "axes.titlesize": 7.5,
@@ -84,8 +84,6 @@ _RC: dict[str, Any] = {
     "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3
     "svg.hashsalt": "maxsim-bench",
     "figure.dpi": 100,
-    "savefig.bbox": "tight",
-    "savefig.pad_inches": 0.02,
 }
 
 
@@ -110,7 +108,7 @@ def grid(panels: int, *, height: float = 1.75) -> tuple[Drawing, list[Any]]:
     down = -(-panels // across(panels))
     width = COLUMN_INCHES if panels == 1 else PAGE_INCHES
     with matplotlib.rc_context(_RC):
-        drawing = Drawing(figsize=(width, max(height, 2.2 if down == 1 else 0) * down), layout="constrained")
+        drawing = Drawing(figsize=(width, max(height, 2.6 if down == 1 else 0) * down), layout="constrained")
         axes = drawing.subplots(down, across(panels), squeeze=False).flatten().tolist()
     for spare in axes[panels:]:
         spare.remove()
@@ -138,6 +136,10 @@ def save(drawing: Drawing, path: Path, *, title: str, data_hash: str) -> list[Pa
     path.parent.mkdir(parents=True, exist_ok=True)
     pdf, png = path.with_suffix(".pdf"), path.with_suffix(".png")
     with rc():
+        engine = drawing.get_layout_engine()
+        if engine is not None:  # the layout, once for both files: it costs as much as all the drawing
+            engine.execute(drawing)
+            drawing.set_layout_engine(None)
         drawing.savefig(pdf, metadata={"Title": title, "Keywords": f"data sha256:{data_hash}", "CreationDate": None})
         drawing.savefig(
             png, dpi=200, metadata={"Title": title, "Comment": f"data sha256:{data_hash}", "Software": None}

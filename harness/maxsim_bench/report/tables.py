@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -22,8 +22,8 @@ Format = Callable[[Any], str]
 _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
-    "−": r"$-$", "–": "--", "Δ": r"$\Delta$", "µ": r"$\mu$", "±": r"$\pm$", "·": r"$\cdot$", "⌈": r"$\lceil$", "⌉": r"$\rceil$",
-    "→": r"$\rightarrow$", "²": r"\textsuperscript{2}", "³": r"\textsuperscript{3}", "…": r"\ldots{}",
+    "−": r"$-$", "–": "--", "Δ": r"$\Delta$", "µ": r"$\mu$", "±": r"$\pm$", "·": r"$\cdot$",
+    "⌈": r"$\lceil$", "⌉": r"$\rceil$",    "→": r"$\rightarrow$", "²": r"\textsuperscript{2}", "³": r"\textsuperscript{3}", "…": r"\ldots{}",
 }  # fmt: skip
 
 
@@ -54,6 +54,8 @@ class Table:
         columns, frame: what stands in it; the frame holds unrounded values.
         sources: CSVs (as `Results.paths` names them) that it follows from.
         element: label of the paper's element that it answers, if one.
+        notes: sentences below the caption.
+        spellings: suffixes of the files it is written to; a table too long to be read is a CSV only.
     """
 
     name: str
@@ -63,7 +65,13 @@ class Table:
     sources: tuple[str, ...]
     caption: str = ""
     element: str | None = None
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    spellings: tuple[str, ...] = ("md", "tex", "csv")
+
+    def texts(self) -> dict[str, str]:
+        """Suffix → content of each of its files."""
+        spell = {"md": self.markdown, "tex": self.latex, "csv": self.csv}
+        return {suffix: spell[suffix]() for suffix in self.spellings}
 
     def cells(self) -> list[list[str]]:
         """The body as text."""

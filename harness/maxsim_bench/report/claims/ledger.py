@@ -73,7 +73,9 @@ class Ledger:
         """Counts of verdicts by element, in the order of the paper's claims."""
         frame = self.frame()
         order = list(dict.fromkeys(frame["element"]))
-        counts = pd.crosstab(frame["element"], frame["verdict"]).reindex(index=order, columns=list(VERDICTS), fill_value=0)
+        counts = pd.crosstab(frame["element"], frame["verdict"]).reindex(
+            index=order, columns=list(VERDICTS), fill_value=0
+        )
         counts.insert(0, "title", [self.paper.elements[name].title for name in order])
         counts["claims"] = counts[list(VERDICTS)].sum(axis=1)
         return counts.reset_index()
@@ -146,7 +148,9 @@ def _judged(claim: Claim, paper: Paper, index: Index, results: Results) -> _Foun
         told.verdict = "other hardware"
         told.why = f"{told.measured} {claim.unit} here, {claim.value} {claim.unit} there"
         return told
-    told.comparable = "yes: same card" if cards == {claim.gpu.lower()} else f"yes: {tolerance.name} compares across cards"
+    told.comparable = (
+        "yes: same card" if cards == {claim.gpu.lower()} else f"yes: {tolerance.name} compares across cards"
+    )
     told.verdict, told.why = _compare(claim, claim.number, measured, tolerance)
     return told
 
@@ -162,7 +166,13 @@ def _told(found: Answer, index: Index) -> _Found:
 
 
 def _number(
-    claim: Claim, rows: Sequence[Row], paper: Paper, found: Answer, index: Index, results: Results, peak: Peak | None = None
+    claim: Claim,
+    rows: Sequence[Row],
+    paper: Paper,
+    found: Answer,
+    index: Index,
+    results: Results,
+    peak: Peak | None = None,
 ) -> float:
     """The claim's number over the rows: one row's, or the extreme that the claim's relation speaks of."""
     bases = baseline_rows(rows, claim, paper, found.rule, index)

@@ -14,6 +14,8 @@ from maxsim_bench.record.row import Row
 from maxsim_bench.report.claims.paper import Answering, Claim, Fill, Paper, Rule
 from maxsim_bench.report.load import Results
 
+_BYTES = ("peak_gb", "memory_ratio", "status", "first_oom_B", "residual_transient_gb", "grads_gb")
+
 
 class NoAnswer(LookupError):  # noqa: N818  # it is a finding, not an error of the program
     """No row answers a claim; the message says why."""
@@ -43,7 +45,9 @@ class Index:
         self.sources: dict[str, str] = {}
         self.cells: dict[str, dict[str, Row]] = {}
         for row, source in zip(results.rows, results.frame["source"], strict=True):
-            self._rows.setdefault((row.cell.experiment, row.backend), []).append(row)
+            names = {row.cell.experiment, "fidelity" if row.cell.op == "fidelity" else row.cell.experiment}
+            for name in names:  # rankings are found whatever the experiment that asked for them is called
+                self._rows.setdefault((name, row.backend), []).append(row)
             self.sources[row.key] = source
             self.cells.setdefault(row.cell.hash(), {})[row.backend] = row
 
@@ -62,12 +66,14 @@ def answer(claim: Claim, paper: Paper, index: Index) -> Answer:
     element = paper.elements[claim.paper_element]
     if rule is None:
         raise NoAnswer(element.missing or f"no experiment of this project answers {claim.experiment!r}")
+    if claim.backend in paper.mapping.not_measurements:
+        raise NoAnswer(paper.mapping.not_measurements[claim.backend])
     who = getattr(paper.mapping, rule.backends).get(claim.backend)
     if who is None:
         raise NoAnswer(element.missing or f"no backend of this project stands for {claim.backend!r}")
     fill = paper.fill(claim)
     for experiment in rule.rows:
-        for backend in who.answers:
+        for backend in _allowed(who, claim):
             found = _matching(claim, rule, who, fill, index.of(experiment, backend))
             if found:
                 beside = [row for own in who.beside for row in _same_cells(found, own, index)]
@@ -80,7 +86,14 @@ def baseline_rows(rows: Sequence[Row], claim: Claim, paper: Paper, rule: Rule, i
     who = getattr(paper.mapping, rule.backends).get(claim.baseline)
     if who is None:
         return [None] * len(rows)
-    return [next((index.cells[r.cell.hash()][b] for b in who.answers if b in index.cells[r.cell.hash()]), None) for r in rows]
+    allowed = _allowed(who, claim)
+    return [
+        next((index.cells[r.cell.hash()][b] for b in allowed if b in index.cells[r.cell.hash()]), None) for r in rows
+    ]
+
+
+def _allowed(who: Answering, claim: Claim) -> tuple[str, ...]:
+    return who.answers + (who.for_memory if claim.metric in _BYTES else ())
 
 
 def _same_cells(rows: Iterable[Row], backend: str, index: Index) -> list[Row]:
@@ -89,7 +102,7 @@ def _same_cells(rows: Iterable[Row], backend: str, index: Index) -> list[Row]:
 
 def _matching(claim: Claim, rule: Rule, who: Answering, fill: Fill | None, rows: Sequence[Row]) -> list[Row]:
     if fill is not None and fill.every_row:
-        return list(rows)
+        return [row for row in rows if matches(fill.when, row.cell)]
     wanted = _wanted_axes(claim, rule, who)
     when = fill.when if fill is not None else {}
     found = [row for row in rows if _fits(row, wanted) and matches(when, row.cell)]
@@ -127,7 +140,9 @@ def _sized(row: Row, claim: Claim, rule: Rule, fill: Fill | None) -> bool:
 
 def _same_collection(row: Row, named: tuple[str, str]) -> bool:
     dataset, encoder = (text.lower().rsplit("/", 1)[-1] for text in named)
-    return (row.cell.dataset or "").lower() == dataset and (row.cell.encoder or "").lower().rsplit("/", 1)[-1] == encoder
+    return (row.cell.dataset or "").lower() == dataset and (row.cell.encoder or "").lower().rsplit("/", 1)[
+        -1
+    ] == encoder
 
 
 def _preferring_card(rows: list[Row], claim: Claim, rule: Rule) -> list[Row]:
@@ -147,7 +162,12 @@ def _of_one_kind(rows: list[Row], fill: Fill | None) -> list[Row]:
     """One row for a claim of one cell: a dense one before others, the largest chunk where the backend has none."""
     if fill is not None or len(rows) < 2:
         return rows
-    return [max(rows, key=lambda r: (r.cell.layout == "dense", r.status == "ok", r.cell.memory_cap is None, r.cell.chunk or 0))]
+    return [
+        max(
+            rows,
+            key=lambda r: (r.cell.layout == "dense", r.status == "ok", r.cell.memory_cap is None, r.cell.chunk or 0),
+        )
+    ]
 
 
 def _wanted(claim: Claim, rule: Rule, who: Answering) -> str:
@@ -155,5 +175,6 @@ def _wanted(claim: Claim, rule: Rule, who: Answering) -> str:
     place = f" at {', '.join(sizes)}" if sizes else ""
     data = " on " + " with ".join(p for p in (claim.dataset, claim.encoder) if p) if claim.dataset else ""
     where = " ".join(f"--where {size}" for size in sizes)
-    command = f"maxsim-bench run {rule.rows[0]} --backend {who.answers[0]} {where}".strip()
-    return f"no row of {who.answers[0]}{place}{data} in {', '.join(rule.rows)}" + ("" if rule.match else f": {command}")
+    asked = _allowed(who, claim) or who.for_memory
+    command = f"maxsim-bench run {rule.rows[0]} --backend {asked[0]} {where}".strip()
+    return f"no row of {asked[0]}{place}{data} in {', '.join(rule.rows)}" + ("" if rule.match else f": {command}")

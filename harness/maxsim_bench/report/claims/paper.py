@@ -65,7 +65,9 @@ class Claim(_Strict):
     @property
     def published_on(self) -> str:
         """Card, backend and shape for a reader."""
-        sizes = [f"{axis}={getattr(self, axis)}" for axis in INTEGERS if getattr(self, axis) is not None and axis != "d"]
+        sizes = [
+            f"{axis}={getattr(self, axis)}" for axis in INTEGERS if getattr(self, axis) is not None and axis != "d"
+        ]
         width = [f"d={self.d}"] if self.d not in (None, 128) else []
         rest = [self.dataset, self.encoder, self.variant]
         return ", ".join(part for part in [self.gpu, self.backend, self.dtype, *sizes, *width, *rest] if part)
@@ -93,9 +95,10 @@ class Tolerance(_Strict):
 
 
 class Answering(_Strict):
-    """Our backends that answer for one of the paper's."""
+    """Our backends that answer for one of the paper's; `for_memory` those that may only where bytes are asked for."""
 
     answers: tuple[str, ...]
+    for_memory: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     dtype: str | None = None
     cell: dict[str, Any] = {}
@@ -116,7 +119,7 @@ class Rule(_Strict):
 
 
 class Fill(_Strict):
-    """Cells that a claim without a (full) shape speaks of."""
+    """Cells that a claim without a (full) shape speaks of; `every_row`: all rows of the backend that fulfil `when`."""
 
     element: str
     experiment: str
@@ -137,6 +140,7 @@ class Correspondence(_Strict):
 
     backends: dict[str, Answering]
     training_backends: dict[str, Answering]
+    not_measurements: dict[str, str] = {}
     rules: tuple[Rule, ...]
     fill: tuple[Fill, ...] = ()
     peaks: dict[str, Peak]
@@ -193,7 +197,9 @@ def read_paper(folder: Path) -> Paper:
         raise ReportError(_told(path, error)) from None
     for claim in claims:
         if claim.metric not in tolerances:
-            raise ReportError(f"{folder / 'tolerances.toml'}: no class holds the metric {claim.metric!r}. Add it to one.")
+            raise ReportError(
+                f"{folder / 'tolerances.toml'}: no class holds the metric {claim.metric!r}. Add it to one."
+            )
         if claim.paper_element not in elements:
             raise ReportError(f"{folder / 'elements.toml'}: nothing about {claim.paper_element!r}. Add a table for it.")
     return Paper(claims, tolerances, mapping, elements)

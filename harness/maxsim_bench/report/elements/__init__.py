@@ -1,5 +1,6 @@
-"""Elements of the report: each a function from rows to tables and figures, found by being here. May import: record, declare.
+"""Elements of the report: each a function from rows to tables and figures, found by being here.
 
+Room: `report`. May import: record, declare.
 Adding a table or figure is one function with `@element` in a module of this package.
 """
 

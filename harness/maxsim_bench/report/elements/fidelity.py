@@ -1,7 +1,6 @@
 """How far rankings move from the FP32 reference: differences with intervals and the limit, and query by query.
 
-Room: `report`. May import: record, declare. A fidelity row's samples hold "queries" (ids), "ndcg_at_10" and
-"ndcg_at_10_reference" (one value a query, in that order).
+Room: `report`. May import: record, declare.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ LIMIT = 5e-4  # of |ΔnDCG@10| for an exact scorer: the paper's claim, and the d
 _COLUMNS = (
     ("ndcg_at_10", "nDCG@10"), ("ndcg_at_10_reference", "reference"), ("delta", "Δ"), ("delta_low", "Δ low"),
     ("delta_high", "Δ high"), ("ndcg_at_5", "nDCG@5"), ("recall_at_10", "R@10"), ("recall_at_100", "R@100"),
-    ("mrr_at_10", "MRR@10"), ("topk_overlap", "overlap@10"), ("topk_overlap_100", "overlap@100"), ("spearman", "Spearman"),
-    ("max_abs_err", "max error"),
+    ("mrr_at_10", "MRR@10"), ("topk_overlap", "overlap@10"), ("topk_overlap_100", "overlap@100"),
+    ("spearman", "Spearman"), ("max_abs_err", "max error"),
 )  # fmt: skip
 _WHOLE = (("queries", "queries"), ("queries_moved", "moved"), ("ties_across_cut", "ties across the cut"))
 
@@ -85,8 +84,8 @@ def fidelity_difference(results: Results) -> Iterator[Figure]:
     yield Figure(
         "fidelity/difference", "Difference of nDCG@10 from the FP32 reference", data, draw_difference,
         tuple(sorted(set(frame["source"]))),
-        f"Paired bootstrap intervals over queries; shaded: within ±{LIMIT:g}, the claimed limit. The axis is linear up to "
-        "the limit and logarithmic beyond.",
+        f"Paired bootstrap intervals over queries; shaded: within ±{LIMIT:g}, the claimed limit. The axis is linear up "
+        "to the limit and logarithmic beyond.",
     )  # fmt: skip
 
 
@@ -129,28 +128,26 @@ def draw_difference(data: pd.DataFrame) -> Drawing:
 def query_by_query(results: Results) -> Iterator[Figure]:
     """nDCG@10 of each query against the reference's, a panel for each data set, where per-query values were kept."""
     frame = fidelity_rows(results)
-    keys = {(row.cell.hash(), row.backend): row.key for row in results.rows if row.cell.op == "fidelity"}
-    parts = []
-    for source, rows in frame[(frame["status"] == "ok") & (frame["backend"] != "reference")].groupby("source"):
-        samples = results.samples(str(source)) if str(source) in results.paths else {}
-        for row in rows.itertuples():
-            kept = samples.get(keys[row.cell_hash, row.backend], {})
-            if isinstance(kept, dict) and "ndcg_at_10_reference" in kept:
-                parts.append(
-                    pd.DataFrame(
-                        {
-                            "panel": row.collection, "backend": row.backend, "query": kept["queries"],
-                            "x": kept["ndcg_at_10_reference"], "y": kept["ndcg_at_10"],
-                        }
-                    )
-                )  # fmt: skip
+    collections = dict(zip(frame["cell_hash"], frame["collection"], strict=True))
+    parts, sources, seen = [], set(), set()
+    for row in results.rows:
+        if row.cell.op != "fidelity" or row.cell.hash() in seen:
+            continue
+        seen.add(row.cell.hash())
+        kept = results.per_query(row)
+        if kept is None:
+            continue
+        sources.add(kept[0])
+        queries = kept[1].set_index("query")
+        for backend in queries.columns.drop("reference"):
+            part = pd.DataFrame({"x": queries["reference"], "y": queries["reference"] + queries[backend].fillna(0.0)})
+            parts.append(part.reset_index().assign(panel=collections[row.cell.hash()], backend=backend))
     if parts:
-        data = pd.concat(parts, ignore_index=True)
+        data = pd.concat(parts, ignore_index=True)[["panel", "backend", "query", "x", "y"]]
         moved = int((data["x"] != data["y"]).sum())
         yield Figure(
             "fidelity/queries", "nDCG@10 of each query against the FP32 reference", data, draw_queries,
-            tuple(sorted(set(frame["source"]))),
-            f"A point is a query; {moved} of {len(data)} lie off the diagonal.",
+            tuple(sorted(sources)), f"A point is a query; {moved} of {len(data)} lie off the diagonal.",
         )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
@@ -43,8 +43,8 @@ def memory_scaling(results: Results) -> Iterator[Figure]:
         data.reset_index(drop=True),
         draw_footprint,
         tuple(sorted(set(frame["source"]))),
-        "Inputs and peak extra memory of one call, Lq = Ld = 1024, d = 128. The dashed line is the cap; a mark at the upper "
-        "edge is a corpus that did not fit.",
+        "Inputs and peak extra memory of one call, Lq = Ld = 1024, d = 128. The dashed line is the cap; a mark at the "
+        "upper edge is a corpus that did not fit.",
         "fig:scaling",
     )
 
@@ -92,7 +92,7 @@ def chunk_frontier(results: Results) -> Iterator[Figure]:
     frame = frame[(frame["status"] == "ok") & frame["peak_extra_bytes"].notna()]
     if frame.empty:
         return
-    # A backend without a chunk is measured in several cells of one corpus; the one beside the largest chunk stands for it.
+    # A backend without a chunk is measured in several cells of a corpus; that with the largest chunk stands for it.
     place = [frame[axis] for axis in ("device", "B", "Lq", "Ld", "backend")]
     frame = frame[(frame["backend"] == "chunked") | (frame["chunk"] == frame["chunk"].groupby(place).transform("max"))]
     data = pd.DataFrame(
@@ -121,7 +121,7 @@ def draw_frontier(data: pd.DataFrame) -> Drawing:
     panels = list(dict.fromkeys(data["panel"]))[:6]
     devices = list(dict.fromkeys(data["device"]))
     drawing, axes = style.grid(len(panels), height=2.1)
-    handles = {}
+    handles: dict[str, Any] = {}
     with style.rc():
         for ax, panel in zip(axes, panels, strict=True):
             part = data[data["panel"] == panel]

@@ -1,0 +1,168 @@
+"""Everything that follows from rows, written below one folder: tables, figures, the ledger, the page, the README's block.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from maxsim_bench.report import style
+from maxsim_bench.report.claims import Ledger, ledger, read_paper
+from maxsim_bench.report.claims.tables import ledger_tables
+from maxsim_bench.report.elements import Artefact, artefacts
+from maxsim_bench.report.elements.goals import goal_tables
+from maxsim_bench.report.figures import Figure
+from maxsim_bench.report.goals import read_goals
+from maxsim_bench.report.load import Results, load
+from maxsim_bench.report.page import Page, write_page
+from maxsim_bench.report.readme import readme_block, replace_block
+from maxsim_bench.report.sidecar import Sidecar, read_sidecar, sidecar_of
+
+PAGE = "report.html"
+COMMAND = ("maxsim-bench", "report")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders of a checkout that the report reads beside the results."""
+
+    experiments: Path = Path("experiments")
+
+    @property
+    def paper(self) -> Path:
+        """Claims and what is known of them."""
+        return self.experiments / "paper"
+
+    @property
+    def goals(self) -> Path:
+        """Files of goals."""
+        return self.experiments / "goals"
+
+
+@dataclass(frozen=True)
+class ReportPaths:
+    """What was written.
+
+    Attributes:
+        out: the folder; tables and figures: sidecars below it; page: the HTML page; readme: the file whose block was
+            replaced, if one was given.
+        drawn: figures that were drawn anew; the others were up to date.
+        removed: artefacts of earlier reports that no longer follow from the rows, now deleted.
+        verdicts: verdict → how many claims.
+    """
+
+    out: Path
+    tables: tuple[Path, ...]
+    figures: tuple[Path, ...]
+    page: Path
+    readme: Path | None
+    drawn: int
+    removed: tuple[str, ...] = ()
+    verdicts: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report before it is written: the rows, everything made of them, and every claim's verdict."""
+
+    results: Results
+    artefacts: tuple[Artefact, ...]
+    ledger: Ledger
+
+
+def compose(roots: Sequence[Path], places: Places) -> Report:
+    """Load and compute everything; nothing is drawn or written."""
+    results = load(roots)
+    verdicts = ledger(read_paper(places.paper), results)
+    made = [*artefacts(results), *goal_tables(results, read_goals(places.goals)), *ledger_tables(verdicts, results)]
+    return Report(results, tuple(made), verdicts)
+
+
+def build_report(
+    roots: Sequence[Path],
+    out: Path,
+    *,
+    places: Places | None = None,
+    readme: Path | None = None,
+    command: Sequence[str] = COMMAND,
+    say: Callable[[str], None] | None = None,
+) -> ReportPaths:
+    """Write the report of some results folders.
+
+    Args:
+        roots: results folders or CSVs; `results` is what is committed, `results/local` this machine's own.
+        out: where tables, figures and the page go; artefacts there that no longer follow from the rows are removed.
+        readme: a file whose block between the markers is replaced.
+        command: what the sidecars name as the command that made them.
+        say: told about progress, a line at a time.
+
+    Raises:
+        ReportError, StoreError: for data that cannot be read; nothing is half written then.
+    """
+    places = places or Places()
+    report = compose(roots, places)
+    sidecars = [sidecar_of(artefact, report.results.paths, command) for artefact in report.artefacts]
+    drawn = 0
+    for artefact, sidecar in zip(report.artefacts, sidecars, strict=True):
+        if not _up_to_date(out, sidecar):
+            _write(out, artefact)
+            drawn += isinstance(artefact, Figure)
+            if say is not None and isinstance(artefact, Figure):
+                say(f"drew {out / artefact.name}.pdf")
+        sidecar.write(out)
+    removed = _remove_orphans(out, {sidecar.name for sidecar in sidecars})
+    page = write_page(
+        Page(report.results, report.artefacts, sidecars, report.ledger, places.experiments), out, out / PAGE
+    )
+    if readme is not None:
+        replace_block(readme, readme_block(report.results, report.artefacts, report.ledger, out.name))
+    return ReportPaths(
+        out=out,
+        tables=tuple(out / f"{s.name}.json" for s in sidecars if s.kind == "table"),
+        figures=tuple(out / f"{s.name}.json" for s in sidecars if s.kind == "figure"),
+        page=page, readme=readme, drawn=drawn, removed=tuple(removed), verdicts=report.ledger.counts(),
+    )  # fmt: skip
+
+
+def _up_to_date(out: Path, sidecar: Sidecar) -> bool:
+    """Whether the files there show this data and were made by these sources."""
+    present = read_sidecar(out, sidecar.name)
+    if present is None or (present.data_sha256, present.drawn_by) != (sidecar.data_sha256, sidecar.drawn_by):
+        return False
+    folder = (out / sidecar.name).parent
+    return all((folder / name).is_file() for name in sidecar.files)
+
+
+def _write(out: Path, artefact: Artefact) -> None:
+    path = out / artefact.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(artefact, Figure):
+        drawing = artefact.draw(artefact.data)
+        style.save(drawing, path, title=artefact.title, data_hash=artefact.data_hash())
+        path.with_name(f"{path.name}.csv").write_text(artefact.csv(), encoding="utf-8")
+        return
+    for suffix, text in artefact.texts().items():
+        path.with_name(f"{path.name}.{suffix}").write_text(text, encoding="utf-8")
+
+
+def sidecars_below(out: Path) -> dict[str, Path]:
+    """Name → sidecar of every artefact below a folder, but for this machine's own (`local`)."""
+    found = sorted(out.rglob("*.json")) if out.is_dir() else []
+    kept = [path for path in found if path.relative_to(out).parts[0] != "local"]
+    return {path.relative_to(out).with_suffix("").as_posix(): path for path in kept}
+
+
+def _remove_orphans(out: Path, expected: set[str]) -> list[str]:
+    removed = []
+    for name, path in sidecars_below(out).items():
+        if name in expected:
+            continue
+        sidecar = read_sidecar(out, name)
+        for file in sidecar.files if sidecar is not None else ():
+            (path.parent / file).unlink(missing_ok=True)
+        path.unlink()
+        removed.append(name)
+    return removed

@@ -1,0 +1,238 @@
+"""`maxsim-bench compare BASE NEW`: every subject of both runs, decided, with the false-discovery rate controlled over all.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from maxsim_bench.report import names
+from maxsim_bench.report.compare.decide import (
+    Decided,
+    Decision,
+    cycles_ratio,
+    decide_exact,
+    decide_sampled,
+    described,
+    effect_of,
+    needed_for,
+)
+from maxsim_bench.report.compare.sources import CompareError, Measured, Run, read_run
+from maxsim_bench.report.compare.statistics import Effect, adjusted, paired_effect
+from maxsim_bench.report.compare.thresholds import Threshold, Thresholds, read_thresholds
+from maxsim_bench.report.tables import templates
+
+ORDER: tuple[Decision, ...] = ("SLOWER", "UNDECIDED", "FASTER", "SAME")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two runs, decided.
+
+    Attributes:
+        base, new: names of the runs.
+        decided: SLOWER first, then UNDECIDED, FASTER, SAME.
+        notes: what was not compared and why, in words.
+        false_discovery_rate: that was controlled.
+    """
+
+    base: str
+    new: str
+    decided: tuple[Decided, ...]
+    notes: tuple[str, ...]
+    false_discovery_rate: float
+
+    def counts(self) -> dict[str, int]:
+        """Decision → how many."""
+        return {d: sum(one.decision == d for one in self.decided) for d in ORDER}
+
+    @property
+    def exit_code(self) -> int:
+        """1 if anything is SLOWER, else 0; what is UNDECIDED fails nothing, and is told."""
+        return 1 if any(one.decision == "SLOWER" for one in self.decided) else 0
+
+    def json(self) -> str:
+        """For a program; NaN is null."""
+        told = {**asdict(self), "counts": self.counts(), "exit_code": self.exit_code}
+        return json.dumps(_without_nan(told), indent=1, ensure_ascii=False) + "\n"
+
+    def markdown(self) -> str:
+        """For a pull request: what moved in full, what did not as a number."""
+        return templates().get_template("compare.md.j2").render(**self._told())
+
+    def html(self) -> str:
+        """One page that loads nothing."""
+        return templates().get_template("compare.html.j2").render(**self._told())
+
+    def _told(self) -> dict[str, Any]:
+        return {
+            "base": self.base, "new": self.new, "counts": self.counts(), "notes": self.notes,
+            "rate": self.false_discovery_rate, "number": names.number, "backend": names.backend,
+            "moved": [one for one in self.decided if one.decision != "SAME"],
+            "same": [one for one in self.decided if one.decision == "SAME"],
+        }  # fmt: skip
+
+
+def compare_results(
+    base: str, new: str, *, thresholds: Path = Path("experiments/compare/thresholds.toml"), repository: Path = Path(".")
+) -> Comparison:
+    """Compare two runs given as files, folders or git revisions.
+
+    Raises:
+        CompareError: for runs without a common row, a vanished row, a baseline that is zero or NaN, a mixture of
+            fingerprints, a truncated input, or nothing comparable.
+        ReportError, StoreError: for inputs that cannot be read.
+    """
+    return compare_runs(
+        read_run(base, repository=repository), read_run(new, repository=repository), read_thresholds(thresholds)
+    )
+
+
+@dataclass(frozen=True)
+class _Pair:
+    before: Measured
+    after: Measured
+    threshold: Threshold
+    effect: Effect | None
+
+
+def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
+    """Compare two runs; see `compare_results`."""
+    _require_rows(base, new)
+    notes: list[str] = []
+    decided: list[Decided] = []
+    pairs: list[_Pair] = []
+    unlike = 0
+    for subject, before in base.measured.items():
+        after = new.measured[subject]
+        if before.status != "ok" or after.status != "ok":
+            decided += _by_status(before, after)
+            continue
+        for threshold in thresholds.of(before.experiment):
+            if threshold.metric not in before.values or threshold.metric not in after.values:
+                continue
+            if not threshold.portable and before.fingerprint != after.fingerprint:
+                unlike += 1
+                continue
+            _require_number(before, threshold.metric)
+            pairs.append(_Pair(before, after, threshold, effect_of(before, after, threshold, thresholds.confidence)))
+    q_values = adjusted([math.nan if pair.effect is None else pair.effect.p_value for pair in pairs])
+    decided += [_decide(pair, q, thresholds.false_discovery_rate) for pair, q in zip(pairs, q_values, strict=True)]
+    if not decided:
+        raise CompareError(
+            f"{base.name} and {new.name} were measured under different fingerprints, and no ratio to a baseline was kept: "
+            "absolute times of different machines say nothing. Measure with a baseline, or on one machine."
+        )
+    if unlike:
+        notes.append(f"{unlike} absolute times were not compared: the fingerprints of the runs differ.")
+    fresh = len(new.measured.keys() - base.measured.keys())
+    if fresh:
+        notes.append(f"{fresh} rows are new and have nothing to be compared with.")
+    ordered = sorted(decided, key=lambda one: (ORDER.index(one.decision), one.metric, -_size(one)))
+    return Comparison(base.name, new.name, tuple(ordered), tuple(notes), thresholds.false_discovery_rate)
+
+
+def _size(one: Decided) -> float:
+    return abs(math.log(one.effect.ratio)) if one.effect is not None else 0.0
+
+
+def _require_rows(base: Run, new: Run) -> None:
+    if not base.measured.keys() & new.measured.keys():
+        raise CompareError(
+            f"{base.name} and {new.name} have no row in common: no cell was measured by the same backend in both."
+        )
+    vanished = [base.measured[s] for s in base.measured.keys() - new.measured.keys()]
+    if vanished:
+        shown = "\n".join(f"  {one.backend}: {one.label}" for one in sorted(vanished, key=lambda m: m.subject)[:10])
+        more = f"\n  and {len(vanished) - 10} more" if len(vanished) > 10 else ""
+        raise CompareError(
+            f"{len(vanished)} rows of {base.name} are not in {new.name}:\n{shown}{more}\n"
+            "A row that vanished may hide a loss. Measure them, or compare a base without them."
+        )
+
+
+def _require_number(before: Measured, metric: str) -> None:
+    value = before.values[metric]
+    zero_is_fine = metric in ("delta", "peak_extra_bytes", "max_rel_err", "ndcg_at_10")
+    if math.isnan(value) or (value == 0 and not zero_is_fine):
+        raise CompareError(
+            f"{before.backend} on {before.label}: {metric} of the base is {value:g}, so nothing can be compared with it. "
+            "Measure the base again."
+        )
+
+
+def _by_status(before: Measured, after: Measured) -> list[Decided]:
+    """A backend that stopped working is a loss, one that began to a gain; two failures say nothing."""
+    if "ok" not in (before.status, after.status):
+        return []
+    worked = before.status == "ok"
+    told = f"was ok, is {after.status} now: {after.error}" if worked else f"was {before.status}, is ok now"
+    decision: Decision = "SLOWER" if worked else "FASTER"
+    return [Decided(before.subject, before.label, before.backend, "status", decision, told, None, None, "")]
+
+
+def _decide(pair: _Pair, q_value: float, rate: float) -> Decided:
+    threshold, before, after, effect = pair.threshold, pair.before, pair.after, pair.effect
+    base, new = before.values[threshold.metric], after.values[threshold.metric]
+    decision: Decision
+    if effect is not None:
+        decision, reason = decide_sampled(
+            effect, q_value, threshold, rate, cycles_ratio(effect, before, after, threshold)
+        )
+    elif threshold.test == "exact":
+        decision, reason = decide_exact(base, new, threshold)
+    else:
+        decision, reason = "UNDECIDED", "no raw samples were kept"
+    return Decided(
+        before.subject, before.label, before.backend, threshold.metric, decision, reason, base, new, described(threshold),
+        effect, q_value, needed_for(decision, effect, threshold),
+    )  # fmt: skip
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_nan(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def decide_interleaved(
+    pairs: Sequence[tuple[str, Sequence[float], Sequence[float]]], thresholds: Thresholds
+) -> list[Decided]:
+    """Decisions on times that were taken in one interleaved run: two builds of the kernels, or one against itself.
+
+    Args:
+        pairs: label, times of the base and of the new one in ms; entry i of both from the same round.
+        thresholds: `interleaved_percent` is what matters here: nothing drifts between two builds that take turns.
+
+    Raises:
+        ValueError: for unequal counts, fewer than two rounds, or times that are not positive.
+    """
+    threshold = Threshold(
+        metric="latency_ms", better="lower", test="samples", portable=False, percent=thresholds.interleaved_percent
+    )
+    effects = [paired_effect(base, new, confidence=thresholds.confidence) for _, base, new in pairs]
+    q_values = adjusted([effect.p_value for effect in effects])
+    found = []
+    for (label, base, new), effect, q_value in zip(pairs, effects, q_values, strict=True):
+        decision, reason = decide_sampled(effect, q_value, threshold, thresholds.false_discovery_rate, None)
+        found.append(
+            Decided(
+                label, label, "", threshold.metric, decision, reason, statistics.median(base), statistics.median(new),
+                described(threshold), effect, q_value, needed_for(decision, effect, threshold),
+            )
+        )  # fmt: skip
+    return found
+
+
+def decisions(comparison: Comparison, metric: str | None = None) -> Sequence[Decision]:
+    """The bare decisions, of one metric or all: what an audit counts."""
+    return [one.decision for one in comparison.decided if metric in (None, one.metric)]

@@ -1,0 +1,200 @@
+"""Runs to compare, from CSV stores, folders of them, revisions of results/ in git, or pytest-benchmark's JSON.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from maxsim_bench.record.files import StoreError
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import read_samples, samples_path
+from maxsim_bench.record.store import Store
+from maxsim_bench.report import names
+from maxsim_bench.report.load import ReportError, csv_files, newest
+
+
+class CompareError(ReportError):
+    """Two runs that cannot be compared; the message says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One backend on one cell of one run.
+
+    Attributes:
+        subject: cell hash and backend (or a benchmark's full name): what the same thing is called in both runs.
+        label: for a reader.
+        fingerprint: environment id; only equal ones have comparable absolute times. None where none was recorded.
+        values: metric → value, of what was measured.
+        samples: raw times in ms, None where none were kept.
+        ratios: baseline time / this time of each round that both were timed in, None likewise.
+        clock: mean SM clock in MHz while it was timed, None where unknown.
+    """
+
+    subject: str
+    label: str
+    experiment: str
+    backend: str
+    device: str
+    status: str
+    fingerprint: str | None
+    values: Mapping[str, float]
+    error: str = ""
+    samples: tuple[float, ...] | None = None
+    ratios: tuple[float, ...] | None = None
+    clock: float | None = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything measured in one run, by subject."""
+
+    name: str
+    measured: Mapping[str, Measured] = field(default_factory=dict)
+
+
+def read_run(source: str, *, repository: Path = Path(".")) -> Run:
+    """A run by the name that the user gave it: a file, a folder, or `REVISION[:PATH]` of the repository.
+
+    A revision reads its `results` folder unless a path is given after the colon.
+
+    Raises:
+        CompareError: for what is not there, empty, cut off, or a mixture of machines.
+        StoreError: for a results file that cannot be read.
+    """
+    path = Path(source)
+    if path.suffix == ".json" and path.is_file():
+        return Run(source, _from_benchmarks(path))
+    if path.exists():
+        return Run(source, _checked(source, _from_stores(path)))
+    revision, _, inside = source.partition(":")
+    with tempfile.TemporaryDirectory() as folder:
+        _extract(repository, revision, inside or "results", Path(folder), source)
+        return Run(source, _checked(source, _from_stores(Path(folder) / (inside or "results"))))
+
+
+def _extract(repository: Path, revision: str, inside: str, into: Path, source: str) -> None:
+    done = subprocess.run(
+        ["git", "-C", str(repository), "archive", "--format=tar", revision, "--", inside],
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        told = (done.stderr.decode("utf-8", "replace").strip().splitlines() or ["git says nothing"])[-1]
+        raise CompareError(f"{source}: neither a file nor a folder, and as a revision with {inside!r}: {told}")
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
+        archive.extractall(into, filter="data")
+
+
+def _from_stores(root: Path) -> dict[str, Measured]:
+    found: dict[str, Measured] = {}
+    for path in csv_files(root):
+        content = path.read_bytes()
+        if content and not content.endswith(b"\n"):
+            raise CompareError(
+                f"{path}: its last line is cut off, so rows may be missing. Resume the run that wrote it, or drop the line."
+            )
+        rows = [row for row, _ in newest((row, path.name) for row in Store(path).rows())]
+        samples = _samples_of(path, rows)
+        by_cell = {(row.cell.hash(), row.backend): row for row in rows}
+        for row in rows:
+            base = by_cell.get((row.cell.hash(), row.speedup_baseline or ""))
+            one = _measured(row, samples.get(row.key), samples.get(base.key) if base is not None else None)
+            found[one.subject] = one
+    return found
+
+
+def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
+    """Raw samples; a file of samples that lacks those of a timed row was cut off."""
+    if not samples_path(path).exists():
+        return {}
+    samples = read_samples(path)
+    lost = [row for row in rows if row.latency_ms is not None and row.key not in samples]
+    if lost:
+        raise CompareError(
+            f"{samples_path(path)}: has no samples of {len(lost)} timed rows (first: {lost[0].key}): it was cut off. "
+            "Restore it, or measure these rows again with --force."
+        )
+    return samples
+
+
+def _measured(row: Row, record: Any, base: Any) -> Measured:
+    timed = record if isinstance(record, dict) and "ms" in record else None
+    ratios = None
+    if timed is not None and isinstance(base, dict) and "ms" in base:
+        mine, theirs = _rounds(timed), _rounds(base)
+        both = sorted(mine.keys() & theirs.keys())
+        ratios = tuple(theirs[r] / mine[r] for r in both) if row.speedup is not None else None
+    flat = row.to_record()
+    values = {k: float(v) for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    axes = {a: getattr(row.cell, a) for a in names.AXES if getattr(row.cell, a) is not None}
+    return Measured(
+        subject=f"{row.cell.hash()}/{row.backend}",
+        label=f"{row.cell.experiment} on {names.card(row.cell.gpu)}: {names.described(axes)}",
+        experiment=row.cell.experiment, backend=row.backend, device=row.cell.gpu, status=row.status,
+        fingerprint=row.environment_id, values=values, error=row.error or "",
+        samples=tuple(timed["ms"]) if timed else None, ratios=ratios,
+        clock=(timed or {}).get("conditions", {}).get("sm_clock_mhz"),
+    )  # fmt: skip
+
+
+def _rounds(record: dict[str, Any]) -> dict[int, float]:
+    return dict(zip(record.get("round", range(len(record["ms"]))), record["ms"], strict=True))
+
+
+def _from_benchmarks(path: Path) -> dict[str, Measured]:
+    """pytest-benchmark's JSON; raw times are there if it was written with --benchmark-save-data."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        machine, benchmarks = told["machine_info"], told["benchmarks"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CompareError(f"{path}: not whole, or no JSON of pytest-benchmark: {error}. Write it again.") from None
+    found = {}
+    for one in benchmarks:
+        stats, extra = one["stats"], one.get("extra_info", {})
+        values = {
+            "latency_ms": 1e3 * stats["median"],
+            **{k: v for k, v in extra.items() if isinstance(v, (int, float))},
+        }
+        data = stats.get("data") or []
+        found[one["fullname"]] = Measured(
+            subject=one["fullname"], label=one["name"], experiment=one.get("group") or "benchmarks",
+            backend=str(extra.get("backend", "")), device=str(extra.get("gpu", machine.get("node", "cpu"))), status="ok",
+            fingerprint=str(extra.get("environment_id") or machine.get("cpu", {}).get("brand_raw", "unknown")),
+            values={k: float(v) for k, v in values.items() if not isinstance(v, bool)},
+            samples=tuple(1e3 * s for s in data) if len(data) > 1 else None,
+            ratios=tuple(extra["ratios"]) if extra.get("ratios") else None,
+        )  # fmt: skip
+    return found
+
+
+def _checked(source: str, measured: dict[str, Measured]) -> dict[str, Measured]:
+    """Refuse an empty run and one whose rows of one experiment and card were measured under several fingerprints."""
+    if not measured:
+        raise CompareError(
+            f"{source}: holds no rows. Is this the right folder? `maxsim-bench run` writes below results/."
+        )
+    seen: dict[tuple[str, str], set[str | None]] = {}
+    for one in measured.values():
+        seen.setdefault((one.experiment, one.device), set()).add(one.fingerprint)
+    for (experiment, device), fingerprints in seen.items():
+        if len(fingerprints) > 1:
+            raise CompareError(
+                f"{source}: {experiment} on {device} was measured under {len(fingerprints)} fingerprints "
+                f"({', '.join(sorted(map(str, fingerprints)))}): drivers or libraries changed in between. Measure it again "
+                "under one, with --force."
+            )
+    return measured
+
+
+__all__ = ["CompareError", "Measured", "Run", "StoreError", "read_run"]

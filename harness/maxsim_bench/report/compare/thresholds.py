@@ -1,0 +1,74 @@
+"""What counts as a difference, read from TOML. May import: record, declare."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from maxsim_bench.record.row import Row
+from maxsim_bench.report.load import ReportError
+
+
+class Threshold(BaseModel):
+    """One metric's; see experiments/compare/thresholds.toml for the meaning of the fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    metric: str
+    better: Literal["lower", "higher", "nearer_zero"]
+    test: Literal["samples", "ratios", "exact"]
+    portable: bool
+    percent: float | None = Field(default=None, gt=0)
+    absolute: float | None = Field(default=None, gt=0)
+    experiments: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Threshold:
+        if self.metric not in Row.model_fields:
+            raise ValueError(f"{self.metric!r} is no column of the rows")
+        if self.percent is None and self.absolute is None:
+            raise ValueError("give percent, absolute, or both (then a difference has to exceed both)")
+        if self.test != "exact" and self.percent is None:
+            raise ValueError(f"test {self.test!r} compares ratios and needs a percent")
+        return self
+
+    @property
+    def margin(self) -> float:
+        """How far the ratio may lie from 1; 0 where only the difference counts."""
+        return (self.percent or 0.0) / 100
+
+
+class Thresholds(BaseModel):
+    """All of a file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    false_discovery_rate: float = Field(gt=0, lt=1)
+    confidence: float = Field(gt=0.5, lt=1)
+    interleaved_percent: float = Field(gt=0)
+    thresholds: tuple[Threshold, ...]
+
+    def of(self, experiment: str) -> list[Threshold]:
+        """The threshold of each metric for one experiment: the last entry that fits."""
+        fitting = [t for t in self.thresholds if not t.experiments or experiment in t.experiments]
+        return list({t.metric: t for t in fitting}.values())
+
+
+def read_thresholds(path: Path) -> Thresholds:
+    """Read and check the file.
+
+    Raises:
+        ReportError: naming file, place and mistake.
+    """
+    if not path.is_file():
+        raise ReportError(f"{path}: no thresholds there. Run in the checkout, or name the file.")
+    try:
+        return Thresholds.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
+    except tomllib.TOMLDecodeError as error:
+        raise ReportError(f"{path}: {error}") from None
+    except ValidationError as error:
+        told = [f"{path}: {'.'.join(str(p) for p in e['loc'])}: {e['msg']}" for e in error.errors()]
+        raise ReportError("\n".join(told)) from None

@@ -1,0 +1,79 @@
+"""The short tables that the README shows. May import: record, declare."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+
+from maxsim_bench.report import names
+from maxsim_bench.report.elements import element
+from maxsim_bench.report.load import Results
+from maxsim_bench.report.tables import Column, Table
+
+SHAPES = {
+    (32, 300): "textual", (32, 1024): "long documents", (128, 1024): "medium", (512, 1024): "visual",
+    (1024, 1024): "ColPali",
+}  # fmt: skip
+SIZES = (1000.0, 10000.0)
+SHOWN = ("eager", "chunked", "compiled", "flash_maxsim", "lik", "fused")
+OURS, PEERS = "fused", ("flash_maxsim", "lik")
+
+
+@element
+def headline(results: Results) -> Iterator[Table]:
+    """One query against 1 000 and 10 000 documents at the five canonical shapes, fp16, cold L2, for each card."""
+    frame = results.experiment("forward").frame
+    chosen = (
+        (frame["dtype"] == "fp16") & (frame["timing_policy"] == "cold_l2") & frame["B"].isin(SIZES) & (frame["Nq"] == 1)
+    )
+    for device, rows in frame[chosen].groupby("device", sort=True):
+        yield _table(str(device), rows)
+
+
+def _table(device: str, rows: pd.DataFrame) -> Table:
+    lines = [_line(shape, size, rows) for shape in SHAPES for size in SIZES]
+    table = pd.DataFrame([line for line in lines if line is not None])
+    kept = [b for b in SHOWN if b in table.columns]
+    columns = [
+        Column("shape", "shape", right=False),
+        Column("Lq", "Lq"),
+        Column("Ld", "Ld"),
+        Column("B", "B", names.count),
+        *(Column(b, names.backend(b) + " [ms]") for b in kept),
+        Column("ratio", "best peer / ours", lambda v: f"{v:.2f}×" if pd.notna(v) else ""),
+        Column("ceiling", "ours, of ceiling", lambda v: f"{v:.0f} %" if pd.notna(v) else ""),
+        Column("memory", "ours, extra memory [MB]"),
+        Column("eager_memory", "eager's [MB]"),
+    ]
+    return Table(
+        f"summary/forward-{device}", f"One query against a corpus on {names.card(device)}", columns, table,
+        tuple(sorted(set(rows["source"]))),
+        "fp16, d = 128, cold L2, median of one call, all backends interleaved. The ceiling is what this card reached in "
+        "the same session, in matrix products or streaming reads, whichever binds. OOM: ran out of memory.",
+        "tab:fwd",
+    )  # fmt: skip
+
+
+def _line(shape: tuple[int, int], size: float, rows: pd.DataFrame) -> dict[str, Any] | None:
+    here = rows[(rows["Lq"] == shape[0]) & (rows["Ld"] == shape[1]) & (rows["B"] == size)].set_index("backend")
+    if here.empty:
+        return None
+    shown = {
+        name: here.at[name, "latency_ms"]
+        if here.at[name, "status"] == "ok"
+        else names.STATUS_WORDS[str(here.at[name, "status"])]
+        for name in SHOWN
+        if name in here.index
+    }
+    times = here["latency_ms"]
+    peers = times.reindex(list(PEERS)).min()
+    own = here.loc[OURS] if OURS in here.index else pd.Series(dtype=float)
+    return {
+        "shape": SHAPES[shape], "Lq": shape[0], "Ld": shape[1], "B": size, **shown,
+        "ratio": peers / own.get("latency_ms", float("nan")),
+        "ceiling": own.get("percent_of_ceiling", float("nan")),
+        "memory": own.get("peak_extra_bytes", float("nan")) / 1e6,
+        "eager_memory": here["peak_extra_bytes"].get("eager", float("nan")) / 1e6,
+    }  # fmt: skip

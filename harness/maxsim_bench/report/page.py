@@ -1,0 +1,158 @@
+"""One HTML page with everything on it: it opens without a server and loads nothing.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from maxsim_bench.declare.load import load_directory
+from maxsim_bench.report import names
+from maxsim_bench.report.claims import Ledger
+from maxsim_bench.report.elements import Artefact
+from maxsim_bench.report.figures import Figure
+from maxsim_bench.report.load import Results
+from maxsim_bench.report.sidecar import Sidecar
+from maxsim_bench.report.tables import templates
+
+LONG = 12  # lines of a table that is shown at once; longer ones open on a click
+_META = re.compile(r'<meta name="data-sha256" content="([0-9a-f]{64})">')
+_ENVIRONMENT = (
+    "gpu", "gpu_memory_bytes", "driver", "cuda", "torch", "triton", "python", "cpu", "cpu_threads", "gpu_power_limit_w",
+    "git_commit", "git_dirty",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Page:
+    """What the page shows."""
+
+    results: Results
+    artefacts: Sequence[Artefact]
+    sidecars: Sequence[Sidecar]
+    ledger: Ledger
+    experiments: Path
+
+
+def page_hash(made: Sequence[Artefact]) -> str:
+    """SHA-256 over the data of everything that the page shows."""
+    return hashlib.sha256("\n".join(f"{a.name} {a.data_hash()}" for a in made).encode()).hexdigest()
+
+
+def stored_page_hash(path: Path) -> str | None:
+    """The hash that a page carries, None without a page."""
+    found = _META.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return found[1] if found else None
+
+
+def write_page(page: Page, out: Path, path: Path) -> Path:
+    """Render the page; figures are read from `out`, where they were written before."""
+    shown = [_shown(a, s, out) for a, s in zip(page.artefacts, page.sidecars, strict=True)]
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for entry in shown:
+        groups.setdefault(entry["name"].split("/")[0], []).append(entry)
+    titles, coverage = _coverage(page)
+    frame = page.results.frame
+    html = templates().get_template("page.html.j2").render(
+        digest=page_hash(page.artefacts),
+        groups={name: groups[name] for name in sorted(groups) if name not in ("summary", "goals", "claims")},
+        titles=titles,
+        summary=groups.get("summary", []),
+        goals=groups.get("goals", []),
+        claims=[entry for entry in groups.get("claims", []) if entry["name"] != "claims/ledger"],
+        counts=page.ledger.counts(),
+        elements=_elements(page.ledger),
+        statuses=frame.groupby(["device", "status"]).size().unstack(fill_value=0),
+        card=names.card,
+        environments=_environments(page.results),
+        failures=_failures(frame),
+        coverage=coverage,
+        rows=len(frame),
+    )  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(html, encoding="utf-8")
+    return path
+
+
+def _shown(artefact: Artefact, sidecar: Sidecar, out: Path) -> dict[str, Any]:
+    entry: dict[str, Any] = {
+        "name": artefact.name, "title": artefact.title, "caption": artefact.caption, "element": artefact.element,
+        "inputs": sidecar.provenance.inputs, "command": sidecar.provenance.command,
+    }  # fmt: skip
+    if isinstance(artefact, Figure):
+        image = (out / f"{artefact.name}.png").read_bytes()
+        return {**entry, "kind": "figure", "image": base64.b64encode(image).decode("ascii")}
+    cells = artefact.cells()
+    return {**entry, "kind": "table", "columns": artefact.columns, "cells": cells, "long": len(cells) > LONG}
+
+
+def _environments(results: Results) -> list[dict[str, Any]]:
+    """What each environment that a row names was, oldest row first."""
+    used = dict.fromkeys(results.frame["environment_id"].dropna())
+    found = []
+    for identity in used:
+        facts = results.environments.get(identity)
+        rows = int((results.frame["environment_id"] == identity).sum())
+        known = {} if facts is None else {k: facts[k] for k in _ENVIRONMENT if k in facts}
+        packages = {} if facts is None else facts.get("packages", {})
+        found.append({"id": identity, "rows": rows, "facts": {**known, **packages}})
+    return found
+
+
+def _failures(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Rows without a number, equal ones counted: which backend, what happened, why, on how many cells."""
+    failed = frame[~frame["status"].isin(("ok", "unsupported"))]
+    if failed.empty:
+        return []
+    reason = failed["error"].fillna("").str.slice(0, 160)
+    grouped = failed.assign(reason=reason).groupby(["device", "experiment", "backend", "status", "reason"], sort=True)
+    return [
+        {"device": d, "experiment": e, "backend": b, "status": s, "reason": r, "cells": len(rows), "cell": rows["cell_hash"].iloc[0]}
+        for (d, e, b, s, r), rows in grouped
+    ]  # fmt: skip
+
+
+def _elements(verdicts: Ledger) -> list[dict[str, Any]]:
+    """Claims by element, superseded ones left to the CSV."""
+    found: dict[str, dict[str, Any]] = {}
+    for entry in verdicts.entries:
+        if entry.verdict == "superseded":
+            continue
+        element = verdicts.paper.elements[entry.element]
+        found.setdefault(entry.element, {"name": entry.element, "element": element, "entries": []})["entries"].append(
+            entry
+        )
+    return list(found.values())
+
+
+def _coverage(page: Page) -> tuple[dict[str, str], list[dict[str, Any]]]:
+    """Titles of the experiments, and for each declared card how many of its cells have a row, with the command for the rest."""
+    declared = load_directory(page.experiments) if page.experiments.is_dir() else {}
+    measured = set(page.results.frame["cell_hash"])
+    cards = sorted(set(page.results.frame["device"]))
+    lines = []
+    for experiment in declared.values():
+        for card in dict.fromkeys([*(c for c in experiment.gpus("paper") if c != "any"), *cards]):
+            hashes = {cell.hash() for cell in experiment.cells(card, "paper")}
+            if hashes:
+                done = len(hashes & measured)
+                command = f"maxsim-bench run {experiment.name} --profile paper"
+                lines.append(
+                    {
+                        "experiment": experiment.name,
+                        "card": card,
+                        "cells": len(hashes),
+                        "done": done,
+                        "command": command,
+                    }
+                )
+    return {name: e.title for name, e in declared.items()}, lines
