@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.fused import token_batches
 from maxsim_bench.backends.identity import source_hash
+from maxsim_bench.backends.training_reference import reference_step
 from maxsim_bench.declare.cell import Cell
 
 
@@ -23,11 +24,11 @@ class Reference:
     install: str | None = None
 
     def version(self) -> str:
-        return source_hash("tokens.py", "reference.py")
+        return source_hash("tokens.py", "reference.py", "training/torch_path.py")
 
     def supports(self, cell: Cell, device: str) -> str | None:
-        if cell.op not in ("forward", "fidelity"):
-            return "scores; it neither trains nor searches"
+        if cell.op == "search":
+            return "scores every document; it keeps no best ones"
         if cell.quantiser is not None:
             return "takes operands as given"
         return None
@@ -38,6 +39,8 @@ class Reference:
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         from maxsim.reference import blocked_fp32
 
+        if cell.op == "training_step":
+            return reference_step(cell, inputs)
         q, d = token_batches(inputs)
         return lambda: blocked_fp32(q, d, pairing=cell.pairing or "all")
 

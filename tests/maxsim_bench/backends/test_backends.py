@@ -58,7 +58,7 @@ def test_every_backend_has_a_version_and_refuses_what_it_does_not_do(backend: Ba
     assert backend.name == registry.get(backend.name).name
     accepted = [op for op in ("forward", "training_step", "search", "fidelity")
                 if backend.supports(CELLS[0].model_copy(update={"op": op}), DEVICE) is None]  # fmt: skip
-    assert len(accepted) <= 2
+    assert len(accepted) < 4
 
 
 def test_an_unknown_name_suggests_the_nearest() -> None:
