@@ -1,4 +1,4 @@
-"""Everything that follows from rows, written below one folder: tables, figures, the ledger, the page, the README's block.
+"""Everything that follows from rows, written below one folder: tables, figures, ledger, page, the README's block.
 
 Room: `report`. May import: record, declare.
 """

@@ -1,7 +1,7 @@
 """What a figure is, and the one that most of the report is made of: lines over an axis, a panel for each other setting.
 
-Room: `report`. Imports nothing of other rooms. A figure is data (a table of what is plotted, hashed) and a function that
-draws it; checks compare the data, never the bytes of a file.
+Room: `report`. Imports nothing of other rooms. A figure is data (a table of what is plotted, hashed) and a function
+that draws it; checks compare the data, never the bytes of a file.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ def _failures(ax: Any, part: pd.DataFrame) -> dict[str, Any]:
         height = np.full(len(points), 0.97 - 0.065 * level[str(backend)])
         ax.plot(
             points["x"], height, transform=ax.get_xaxis_transform(), linestyle="none",
-            color=style.look(str(backend))[0], marker=style.FAILURE_MARKERS.get(str(status), "|"), markersize=4.5, markeredgewidth=1.1, clip_on=False,
+            color=style.look(str(backend))[0], marker=style.FAILURE_MARKERS.get(str(status), "|"), markersize=4.5,
+            markeredgewidth=1.1, clip_on=False,
         )  # fmt: skip
         handles.setdefault(names.STATUS_WORDS.get(str(status), str(status)), _mark_handle(str(status)))
     return handles

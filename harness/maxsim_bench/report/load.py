@@ -49,7 +49,7 @@ class Results:
         return read_samples(self.paths[source])
 
     def per_query(self, row: Row) -> tuple[str, pd.DataFrame] | None:
-        """Name and content of the file with a fidelity cell's queries (query, reference, then backends' differences)."""
+        """Name and content of a fidelity cell's file of queries: query, reference, then each backend's difference."""
         for name, path in self.paths.items():
             if f"/{PER_QUERY}/" in f"/{name}" and name.endswith(f"-{row.cell.hash()}.csv"):
                 return name, pd.read_csv(path, dtype={"query": str})

@@ -116,7 +116,8 @@ def _failures(frame: pd.DataFrame) -> list[dict[str, Any]]:
     reason = failed["error"].fillna("").str.slice(0, 160)
     grouped = failed.assign(reason=reason).groupby(["device", "experiment", "backend", "status", "reason"], sort=True)
     return [
-        {"device": d, "experiment": e, "backend": b, "status": s, "reason": r, "cells": len(rows), "cell": rows["cell_hash"].iloc[0]}
+        {"device": d, "experiment": e, "backend": b, "status": s, "reason": r, "cells": len(rows),
+         "cell": rows["cell_hash"].iloc[0]}
         for (d, e, b, s, r), rows in grouped
     ]  # fmt: skip
 
@@ -135,7 +136,7 @@ def _elements(verdicts: Ledger) -> list[dict[str, Any]]:
 
 
 def _coverage(page: Page) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Titles of the experiments, and for each declared card how many of its cells have a row, with the command for the rest."""
+    """Titles of the experiments; and for each declared card how many cells have a row, with the command for the rest."""
     declared = load_directory(page.experiments) if page.experiments.is_dir() else {}
     measured = set(page.results.frame["cell_hash"])
     cards = sorted(set(page.results.frame["device"]))

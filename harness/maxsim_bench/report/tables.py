@@ -23,7 +23,8 @@ _LATEX = {
     "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
     "−": r"$-$", "–": "--", "Δ": r"$\Delta$", "µ": r"$\mu$", "±": r"$\pm$", "·": r"$\cdot$",
-    "⌈": r"$\lceil$", "⌉": r"$\rceil$",    "→": r"$\rightarrow$", "²": r"\textsuperscript{2}", "³": r"\textsuperscript{3}", "…": r"\ldots{}",
+    "⌈": r"$\lceil$", "⌉": r"$\rceil$",
+    "→": r"$\rightarrow$", "²": r"\textsuperscript{2}", "³": r"\textsuperscript{3}", "…": r"\ldots{}",
 }  # fmt: skip
 
 

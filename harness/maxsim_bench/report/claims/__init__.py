@@ -1,7 +1,7 @@
 """The ledger: what the paper published, what was measured, whether they can be compared, and the verdict.
 
-Room: `report`. May import: record, declare. Claims, tolerances, the mapping to rows and the remarks on each element are data in
-`experiments/paper/`; nothing here knows a number of the paper.
+Room: `report`. May import: record, declare. Claims, tolerances, the mapping to rows and remarks on the elements are
+data in `experiments/paper/`; nothing here knows a number of the paper.
 """
 
 from maxsim_bench.report.claims.ledger import Entry, Ledger, ledger

@@ -25,8 +25,8 @@ def ledger_tables(verdicts: Ledger, results: Results) -> Iterator[Table]:
         [Column("element", "element", right=False), Column("title", "what it shows", right=False),
          *(Column(v, v, _count) for v in VERDICTS), Column("claims", "claims", _count)],
         pd.concat([summary, pd.DataFrame([total])], ignore_index=True), sources,
-        "Other hardware: a time or a ratio of times, measured on another card than the published one, shown beside it in "
-        "the ledger. Superseded: replaced by the authors themselves.",
+        "Other hardware: a time or a ratio of times, measured on another card than the published one, shown beside it "
+        "in the ledger. Superseded: replaced by the authors themselves.",
     )  # fmt: skip
     differing = frame[frame["verdict"] == "differs"]
     shown = (

@@ -1,4 +1,4 @@
-"""`maxsim-bench compare BASE NEW`: every subject of both runs, decided, with the false-discovery rate controlled over all.
+"""`maxsim-bench compare BASE NEW`: every subject of both runs, decided, the false-discovery rate controlled over all.
 
 Room: `report`. May import: record, declare.
 """
@@ -127,8 +127,8 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
     decided += [_decide(pair, q, thresholds.false_discovery_rate) for pair, q in zip(pairs, q_values, strict=True)]
     if not decided:
         raise CompareError(
-            f"{base.name} and {new.name} were measured under different fingerprints, and no ratio to a baseline was kept: "
-            "absolute times of different machines say nothing. Measure with a baseline, or on one machine."
+            f"{base.name} and {new.name} were measured under different fingerprints, and no ratio to a baseline was "
+            "kept: absolute times of different machines say nothing. Measure with a baseline, or on one machine."
         )
     if unlike:
         notes.append(f"{unlike} absolute times were not compared: the fingerprints of the runs differ.")
@@ -163,8 +163,8 @@ def _require_number(before: Measured, metric: str) -> None:
     zero_is_fine = metric in ("delta", "peak_extra_bytes", "max_rel_err", "ndcg_at_10")
     if math.isnan(value) or (value == 0 and not zero_is_fine):
         raise CompareError(
-            f"{before.backend} on {before.label}: {metric} of the base is {value:g}, so nothing can be compared with it. "
-            "Measure the base again."
+            f"{before.backend} on {before.label}: {metric} of the base is {value:g}, so nothing can be compared with "
+            "it. Measure the base again."
         )
 
 
@@ -191,8 +191,8 @@ def _decide(pair: _Pair, q_value: float, rate: float) -> Decided:
     else:
         decision, reason = "UNDECIDED", "no raw samples were kept"
     return Decided(
-        before.subject, before.label, before.backend, threshold.metric, decision, reason, base, new, described(threshold),
-        effect, q_value, needed_for(decision, effect, threshold),
+        before.subject, before.label, before.backend, threshold.metric, decision, reason, base, new,
+        described(threshold), effect, q_value, needed_for(decision, effect, threshold),
     )  # fmt: skip
 
 

@@ -102,7 +102,8 @@ def _from_stores(root: Path) -> dict[str, Measured]:
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
             raise CompareError(
-                f"{path}: its last line is cut off, so rows may be missing. Resume the run that wrote it, or drop the line."
+                f"{path}: its last line is cut off, so rows may be missing. Resume the run that wrote it, or drop the "
+                "line."
             )
         rows = [row for row, _ in newest((row, path.name) for row in Store(path).rows())]
         samples = _samples_of(path, rows)
@@ -169,7 +170,8 @@ def _from_benchmarks(path: Path) -> dict[str, Measured]:
         data = stats.get("data") or []
         found[one["fullname"]] = Measured(
             subject=one["fullname"], label=one["name"], experiment=one.get("group") or "benchmarks",
-            backend=str(extra.get("backend", "")), device=str(extra.get("gpu", machine.get("node", "cpu"))), status="ok",
+            backend=str(extra.get("backend", "")), status="ok",
+            device=str(extra.get("gpu", machine.get("node", "cpu"))),
             fingerprint=str(extra.get("environment_id") or machine.get("cpu", {}).get("brand_raw", "unknown")),
             values={k: float(v) for k, v in values.items() if not isinstance(v, bool)},
             samples=tuple(1e3 * s for s in data) if len(data) > 1 else None,
@@ -191,8 +193,8 @@ def _checked(source: str, measured: dict[str, Measured]) -> dict[str, Measured]:
         if len(fingerprints) > 1:
             raise CompareError(
                 f"{source}: {experiment} on {device} was measured under {len(fingerprints)} fingerprints "
-                f"({', '.join(sorted(map(str, fingerprints)))}): drivers or libraries changed in between. Measure it again "
-                "under one, with --force."
+                f"({', '.join(sorted(map(str, fingerprints)))}): drivers or libraries changed in between. Measure it "
+                "again under one, with --force."
             )
     return measured
 

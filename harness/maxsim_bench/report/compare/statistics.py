@@ -61,8 +61,8 @@ def independent_effect(
 
 
 def paired_effect(base: Sequence[float], new: Sequence[float], *, confidence: float = 0.95, seed: int = 0) -> Effect:
-    """One interleaved run, entry i of both from one round: Wilcoxon (1945) signed ranks of log ratios, and the percentile
-    bootstrap of their median.
+    """One interleaved run, entry i of both from one round: Wilcoxon (1945) signed ranks of log ratios, and the
+    percentile bootstrap of their median.
 
     Raises:
         ValueError: for unequal counts, fewer than two pairs, or a value that is not positive and finite.
@@ -112,8 +112,8 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
 def samples_needed(effect: Effect, margin: float) -> int | None:
     """Samples a side that would narrow the interval so that it no longer holds the nearest threshold.
 
-    The width of an interval falls with the square root of the count, so count × (half width / distance)². None where the
-    ratio sits on a threshold, which no number of samples settles.
+    The width of an interval falls with the square root of the count, so count × (half width / distance)². None where
+    the ratio sits on a threshold, which no number of samples settles.
     """
     half = (effect.high - effect.low) / 2
     distance = abs(abs(effect.ratio - 1) - margin)
@@ -149,12 +149,12 @@ def steps(values: Sequence[float], *, penalty: float = 3.0, noise_floor: float =
 
     The piecewise-constant fit that minimises Σ|log value − level| + γ · (number of levels), found exactly by dynamic
     programming over the last step (Friedrich, Kempe, Liebscher & Winkler, "Complexity penalized M-estimation: fast
-    computation", Journal of Computational and Graphical Statistics 17(1), 2008; airspeed velocity detects steps the same
-    way). A level is the median of its values, so that one outlier is no step.
+    computation", Journal of Computational and Graphical Statistics 17(1), 2008; airspeed velocity detects steps
+    the same way). A level is the median of its values, so that one outlier is no step.
 
     Args:
         penalty: γ in units of the noise times log n.
-        noise_floor: least noise (of the logarithm) that is assumed, so that a quiet series does not step at its own jitter.
+        noise_floor: least noise (of the logarithm) that is assumed: a quiet series must not step at its own jitter.
     """
     logs = np.log(np.asarray(values, dtype=np.float64))
     count = len(logs)

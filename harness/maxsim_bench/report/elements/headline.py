@@ -50,8 +50,8 @@ def _table(device: str, rows: pd.DataFrame) -> Table:
     return Table(
         f"summary/forward-{device}", f"One query against a corpus on {names.card(device)}", columns, table,
         tuple(sorted(set(rows["source"]))),
-        "fp16, d = 128, cold L2, median of one call, all backends interleaved. The ceiling is what this card reached in "
-        "the same session, in matrix products or streaming reads, whichever binds. OOM: ran out of memory.",
+        "fp16, d = 128, cold L2, median of one call, all backends interleaved. The ceiling is what this card reached "
+        "in the same session, in matrix products or streaming reads, whichever binds. OOM: ran out of memory.",
         "tab:fwd",
     )  # fmt: skip
 

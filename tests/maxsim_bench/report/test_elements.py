@@ -1,0 +1,182 @@
+"""Figures and tables made of rows: what is plotted, what is marked, what is chosen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.row import Row
+from maxsim_bench.report import style
+from maxsim_bench.report.axes import MOST_PANELS, panels, slice_for_figures, varying
+from maxsim_bench.report.elements import artefacts, makers
+from maxsim_bench.report.figures import Figure
+from maxsim_bench.report.load import load
+from maxsim_bench.report.tables import Table
+
+
+def found(results: Any) -> dict[str, Any]:
+    return {a.name: a for a in artefacts(results)}
+
+
+def test_every_metric_has_a_table_and_a_figure_over_each_axis_that_varies(made: Any, forward_rows: list[Row]) -> None:
+    names = set(found(made.results(forward_rows)))
+    for metric in ("latency", "memory", "speedup", "ceiling"):
+        assert {f"forward/{metric}", f"forward/{metric}-over-B"} <= names
+    assert "forward/latency-over-Nq" not in names
+
+
+def test_running_out_of_memory_is_a_point_with_a_mark_never_a_gap(made: Any, forward_rows: list[Row]) -> None:
+    data = found(made.results(forward_rows))["forward/latency-over-B"].data
+    failed = data[(data["backend"] == "eager") & (data["x"] == 100_000) & (data["panel"].str.contains("Lq = 1024"))]
+    assert list(failed["mark"]) == ["oom", "oom"]
+    assert failed["y"].isna().all()
+    expected = sum(row.status in ("ok", "oom") for row in forward_rows)
+    assert len(data) == expected
+
+
+def test_what_a_backend_does_not_claim_is_no_mark(made: Any) -> None:
+    rows = made.sweep([made.cell(B=B) for B in (10, 100)], ["eager", "fused"])
+    other = Row(
+        cell=made.cell(B=10), backend="lik", backend_version="1", gpu="x", status="unsupported", error="d above 512"
+    )
+    data = found(made.results([*rows, other]))["forward/latency-over-B"].data
+    assert "lik" not in set(data["backend"])
+
+
+def test_error_bars_are_the_20th_and_80th_percentile(made: Any) -> None:
+    rows = made.sweep([made.cell(B=B) for B in (10, 100)], ["eager", "fused"])
+    data = found(made.results(rows))["forward/latency-over-B"].data
+    row = next(r for r in rows if r.backend == "fused" and r.cell.B == 10)
+    line = data[(data["backend"] == "fused") & (data["x"] == 10)].iloc[0]
+    assert (line["y"], line["low"], line["high"]) == (row.latency_ms, row.latency_p20_ms, row.latency_p80_ms)
+
+
+def test_a_figure_takes_several_cards(made: Any, forward_rows: list[Row]) -> None:
+    figure = found(made.results(forward_rows))["forward/latency-over-B"]
+    assert set(figure.data["device"]) == {"h200", "a100-80gb"}
+    labels = [text.get_text() for legend in figure.draw(figure.data).legends for text in legend.get_texts()]
+    assert "fused (ours), H200" in labels
+    assert "fused (ours), A100 80 GB" in labels
+    assert "OOM" in labels
+
+
+def test_at_most_six_panels_and_the_caption_says_what_is_left_out(made: Any) -> None:
+    rows = made.sweep(
+        [made.cell("lengths", B=B, Lq=Lq, Ld=Ld) for B in (4, 64) for Lq in (32, 64, 128) for Ld in (128, 256, 512)],
+        ["eager", "fused"],
+    )
+    figure = found(made.results(rows))["lengths/latency-over-Ld"]
+    assert figure.data["panel"].nunique() == MOST_PANELS
+    other = found(made.results(rows))["lengths/latency-over-B"]
+    assert "6 of 9 settings are shown" in other.caption
+
+
+def test_figures_show_one_type_and_policy_and_say_which(made: Any) -> None:
+    cells = [made.cell(dtype=t, timing_policy=p, B=B) for t in ("bf16", "fp16") for p in ("graph", "cold_l2") for B in (1, 2)]
+    frame = made.results(made.sweep(cells, ["fused"])).frame
+    shown, told = slice_for_figures(frame)
+    assert set(shown["dtype"]) == {"fp16"}
+    assert set(shown["timing_policy"]) == {"cold_l2"}
+    assert told == "cold L2, fp16"
+    assert varying(shown) == ["B"]
+
+
+def test_a_setting_with_one_point_has_no_line(made: Any) -> None:
+    frame = made.results(made.sweep([made.cell(B=10), made.cell(B=20, Ld=64)], ["fused"])).frame
+    shown, _, _ = panels(frame, "B")
+    assert shown.empty
+
+
+def test_tables_hold_a_word_where_no_number_is(made: Any, forward_rows: list[Row]) -> None:
+    table = found(made.results(forward_rows))["forward/latency"]
+    line = next(c for c in table.cells() if c[:4] == ["A100 80 GB", "100K", "1024", "1024"])
+    place = [c.key for c in table.columns].index("eager")
+    assert line[place] == "OOM"
+
+
+def test_the_memory_figure_knows_its_caps(made: Any) -> None:
+    rows = made.sweep(
+        [made.cell("memory_scaling", B=B, Lq=1024, Ld=1024, memory_cap=cap) for cap in (42_400_000_000, None) for B in (1000, 20_000)],
+        ["eager", "fused"],
+    )  # fmt: skip
+    made_of = found(made.results(rows))
+    data = made_of["memory_scaling/footprint"].data
+    assert list(dict.fromkeys(data["panel"])) == ["40 GB card", "whole card"]
+    eager = data[(data["panel"] == "40 GB card") & (data["backend"] == "eager")]
+    assert list(eager["mark"]) == ["", "oom"]
+    largest = made_of["memory_scaling/largest"].frame.set_index(["memory_cap", "backend"])
+    assert largest.loc[(42.4e9, "eager"), "first_oom"] == 20_000
+    assert largest.loc[(42.4e9, "fused"), "largest"] == 20_000
+
+
+def test_the_frontier_has_a_point_a_chunk_and_one_for_each_other_backend(made: Any) -> None:
+    rows = made.sweep(
+        [made.cell("frontier_chunked", Lq=512, Ld=1024, B=2000, chunk=c) for c in (0, 64, 1024)], ["chunked", "fused", "eager"]
+    )
+    data = found(made.results(rows))["frontier_chunked/frontier"].data
+    assert sorted(data["backend"]) == ["chunked", "chunked", "chunked", "eager", "fused"]
+
+
+def ranking(backend: str, delta: float, dataset: str = "scifact") -> Row:
+    cell = Cell(experiment="fidelity", gpu="h200", op="fidelity", dataset=dataset, split="test", encoder="minilm")
+    return Row(
+        cell=cell, backend=backend, backend_version="1", gpu="NVIDIA H200", status="ok", ndcg_at_10=0.7 + delta,
+        ndcg_at_10_reference=0.7, delta=delta, delta_low=delta - 1e-4, delta_high=delta + 1e-4, queries=300,
+    )  # fmt: skip
+
+
+def test_fidelity_has_a_table_and_a_figure_with_intervals(made: Any) -> None:
+    made_of = found(made.results([ranking("fused", 0.0), ranking("fused_int8", -2e-3), ranking("fused", 1e-5, "apidocs")]))
+    assert list(made_of["fidelity/fidelity"].frame["collection"]) == ["apidocs", "scifact", "scifact"]
+    data = made_of["fidelity/difference"].data
+    assert set(data["collection"]) == {"apidocs", "scifact"}
+    assert (data["delta_high"] > data["delta"]).all()
+    assert len(made_of["fidelity/difference"].draw(data).axes) == 1
+
+
+def test_per_query_values_are_read_from_the_file_beside_the_store(tmp_path: Path, made: Any) -> None:
+    row = ranking("fused", -0.1)
+    made.written(tmp_path, [row])
+    side = tmp_path / "h200" / "fidelity" / f"scifact-test-minilm-{row.cell.hash()}.csv"
+    side.parent.mkdir()
+    side.write_text("query,reference,fused\nq1,1.0,-0.25\nq2,0.5,\n")
+    figure = found(load([tmp_path]))["fidelity/queries"]
+    assert figure.data.to_dict("list") == {
+        "panel": ["scifact"] * 2, "backend": ["fused"] * 2, "query": ["q1", "q2"], "x": [1.0, 0.5], "y": [0.75, 0.5],
+    }  # fmt: skip
+    assert "1 of 2 lie off the diagonal" in figure.caption
+
+
+def test_the_square_of_lengths_shows_ours_against_the_best_other(made: Any) -> None:
+    rows = made.sweep([made.cell("lengths", Lq=Lq, Ld=Ld) for Lq in (32, 64) for Ld in (128, 256)], ["eager", "lik", "fused"])
+    data = found(made.results(rows))["lengths/square-ahead-h200"].data
+    at = {(r.cell.Lq, r.cell.Ld, r.backend): r.latency_ms for r in rows}
+    first = data.iloc[0]
+    best = min(at[32, 128, "eager"], at[32, 128, "lik"])
+    assert first["value"] == pytest.approx(best / at[32, 128, "fused"])
+
+
+def test_no_two_functions_make_the_same_artefact_and_all_are_found() -> None:
+    assert {"sweeps.sweep_figures", "memory.chunk_frontier", "fidelity.fidelity_table", "headline.headline"} <= set(makers())
+
+
+def test_every_drawing_of_every_element_can_be_saved(tmp_path: Path, made: Any) -> None:
+    """One small figure of each kind, with the hash of its data in both files."""
+    rows = made.sweep([made.cell(B=B) for B in (10, 100)], ["eager", "fused"])
+    rows += made.sweep([made.cell("frontier_chunked", B=2000, chunk=c) for c in (64, 1024)], ["chunked", "fused"])
+    rows += made.sweep([made.cell("lengths", Lq=Lq) for Lq in (32, 64)], ["eager", "fused"])
+    rows += [ranking("fused", 0.0)]
+    kinds: dict[Any, Figure] = {}
+    for figure in (a for a in artefacts(made.results(rows)) if isinstance(a, Figure)):
+        kinds.setdefault(getattr(figure.draw, "func", figure.draw), figure)
+    assert len(kinds) == 4
+    for figure in kinds.values():
+        for path in style.save(figure.draw(figure.data), tmp_path / figure.name, title="t", data_hash=figure.data_hash()):
+            assert f"data sha256:{figure.data_hash()}".encode() in path.read_bytes()
+
+
+def test_nothing_measured_gives_nothing(made: Any) -> None:
+    assert [a for a in artefacts(made.results([])) if isinstance(a, (Table, Figure))] == []

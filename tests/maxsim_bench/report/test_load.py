@@ -1,0 +1,58 @@
+"""Results folders as the report reads them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.store import Store
+from maxsim_bench.report.load import ReportError, csv_files, load, newest
+
+
+def test_committed_results_are_read_without_this_machines_own(tmp_path: Path, made: Any) -> None:
+    made.written(tmp_path / "results", made.sweep([made.cell()], ["eager", "fused"]))
+    Store(tmp_path / "results" / "local" / "forward.csv").append(made.sweep([made.cell(B=7)], ["fused"]))
+    assert set(load([tmp_path / "results"]).frame["B"]) == {1000.0}
+    both = load([tmp_path / "results", tmp_path / "results" / "local"])
+    assert set(both.frame["source"]) == {"h200/forward.csv", "local/forward.csv"}
+
+
+def test_files_beside_the_rows_are_no_rows(tmp_path: Path, made: Any) -> None:
+    made.written(tmp_path, made.sweep([made.cell()], ["fused"]))
+    (tmp_path / "h200" / "fidelity").mkdir()
+    (tmp_path / "h200" / "fidelity" / "scifact-0123.csv").write_text("query,reference\n")
+    (tmp_path / "history").mkdir()
+    (tmp_path / "history" / "x.csv").write_text("no rows\n")
+    assert [p.name for p in csv_files(tmp_path)] == ["forward.csv"]
+    assert "h200/fidelity/scifact-0123.csv" in load([tmp_path]).paths
+
+
+def test_of_several_versions_the_newest_measurement_counts(made: Any) -> None:
+    old = made.modelled(made.cell(), "fused")
+    new = old.model_copy(update={"backend_version": "2.0", "latency_ms": 1.0, "measured_at": "2027-01-01T00:00:00Z"})
+    assert newest([(new, "a"), (old, "b")]) == [(new, "a")]
+    assert newest([(old, "b"), (new, "a")]) == [(new, "a")]
+
+
+def test_what_was_not_measured_is_nan_and_numbers_are_floats(made: Any) -> None:
+    row = Row(cell=made.cell(chunk=None), backend="eager", backend_version="1", gpu="x", status="oom", error="no memory")
+    frame = made.results([row]).frame
+    assert math.isnan(frame.at[0, "latency_ms"])
+    assert math.isnan(frame.at[0, "chunk"])
+    assert frame["B"].dtype == "float64"
+    assert frame.at[0, "device"] == "h200"
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ReportError, match="nowhere: no such results"):
+        load([tmp_path / "nowhere"])
+
+
+def test_an_empty_folder_gives_an_empty_report(tmp_path: Path) -> None:
+    results = load([tmp_path])
+    assert results.rows == ()
+    assert list(results.frame["B"]) == []

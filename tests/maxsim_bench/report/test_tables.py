@@ -1,0 +1,84 @@
+"""Tables: frozen rows give frozen tables, in each spelling."""
+
+from __future__ import annotations
+
+import csv
+import io
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from maxsim_bench.report import names
+from maxsim_bench.report.elements import artefacts
+from maxsim_bench.report.load import load
+from maxsim_bench.report.tables import Column, Table, latex_escape
+
+DATA = Path(__file__).parent / "data"
+
+
+def table(**changes: Any) -> Table:
+    frame = pd.DataFrame({"who": ["a|b", "c_d & 5%"], "ms": [1.23456, float("nan")]})
+    fields: dict[str, Any] = {
+        "name": "x/y", "title": "A title", "columns": [Column("who", "who", right=False), Column("ms", "time [ms]")],
+        "frame": frame, "sources": ("h200/x.csv",), "caption": "A caption.",
+    }  # fmt: skip
+    return Table(**{**fields, **changes})
+
+
+@pytest.mark.parametrize("name", ["forward/latency", "forward/speedup", "summary/forward-h200"])
+@pytest.mark.parametrize("suffix", ["md", "tex", "csv"])
+def test_frozen_rows_give_frozen_tables(name: str, suffix: str) -> None:
+    """The CSVs below data/ are made up; a change of a table's text is a change somebody must look at."""
+    found = {a.name: a for a in artefacts(load([DATA / "results"])) if isinstance(a, Table)}
+    expected = (DATA / "tables" / f"{name.replace('/', '-')}.{suffix}").read_text(encoding="utf-8")
+    assert found[name].texts()[suffix] == expected
+
+
+def test_markdown_keeps_a_bar_inside_its_cell() -> None:
+    assert "| a\\|b | 1.23 |" in table().markdown()
+
+
+def test_latex_has_booktabs_rules_and_escapes() -> None:
+    text = table().latex()
+    assert text.index(r"\toprule") < text.index(r"\midrule") < text.index(r"\bottomrule")
+    assert r"c\_d \& 5\%" in text
+
+
+def test_csv_holds_unrounded_values() -> None:
+    lines = list(csv.reader(io.StringIO(table().csv())))
+    assert lines == [["who", "ms"], ["a|b", "1.23456"], ["c_d & 5%", ""]]
+
+
+def test_any_change_of_a_value_a_header_or_the_title_changes_the_hash() -> None:
+    same = table().data_hash()
+    assert table().data_hash() == same
+    assert table(title="Another").data_hash() != same
+    assert table(columns=[Column("who", "who"), Column("ms", "time [s]")]).data_hash() != same
+    changed = table().frame.assign(ms=[1.23457, float("nan")])  # beyond what is shown
+    assert table(frame=changed).data_hash() != same
+
+
+@given(st.text(alphabet=st.characters(codec="ascii", categories=["P", "S", "L", "N"]), max_size=20))
+def test_no_special_character_of_latex_survives_unescaped(text: str) -> None:
+    escaped = latex_escape(text)
+    stripped = escaped
+    for command in (r"\textbackslash{}", r"\textasciitilde{}", r"\textasciicircum{}", *("\\" + c for c in "&%$#_{}")):
+        stripped = stripped.replace(command, "")
+    assert not set(stripped) & set("&%$#_{}\\~^")
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0123456, "0.0123"), (1.0, "1.00"), (999.9, "1000"), (12345.6, "12300"), (4.2e-7, "4.20e-07"), (0.0, "0"), (2.5e9, "2.50e+09"), (float("nan"), "")],
+)  # fmt: skip
+def test_numbers_have_three_significant_digits(value: float, shown: str) -> None:
+    assert names.number(value) == shown
+
+
+@given(st.floats(min_value=1e-9, max_value=1e12))
+def test_a_shown_number_is_within_half_a_percent(value: float) -> None:
+    assert abs(float(names.number(value)) / value - 1) < 0.0051
