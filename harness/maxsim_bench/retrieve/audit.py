@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from maxsim_bench.retrieve.dataset import Dataset
-from maxsim_bench.retrieve.metrics import MEASURES, Evaluation, evaluate_rankings
+from maxsim_bench.retrieve.metrics import DEPTH, MEASURES, Evaluation, evaluate_rankings
 from maxsim_bench.retrieve.rank import Ranked, ScoreErrors, rankings
 
 CUT = 10
@@ -89,8 +89,8 @@ def audit(dataset: Dataset, base: Ranked, one: Ranked, tolerance: float, *, shou
     assert one.failure is None
     assert one.errors is not None
     wanted, got = rankings(dataset, base.top), rankings(dataset, one.top)
-    reference = evaluate_rankings({q: list(s) for q, s in wanted.items()}, dataset.qrels)
-    evaluation = evaluate_rankings({q: list(s) for q, s in got.items()}, dataset.qrels)
+    reference = evaluate_rankings({q: list(s)[:DEPTH] for q, s in wanted.items()}, dataset.qrels)
+    evaluation = evaluate_rankings({q: list(s)[:DEPTH] for q, s in got.items()}, dataset.qrels)
     suspicious = [*evaluation.suspicious]
     if should_differ and one.errors.pairs and not one.errors.max_abs.any():
         suspicious.append("scores equal the reference's to the bit, which this arithmetic cannot give: the same code?")
@@ -188,17 +188,27 @@ def _overlap(wanted: Scores, got: Scores, k: int) -> float:
 
 
 def _correlations(wanted: Scores, got: Scores) -> tuple[float | None, float | None]:
-    """Spearman and Kendall (tau-b) on the reference's first 100; (None, None) where one side orders nothing."""
-    from scipy import stats
-
+    """Spearman and Kendall on the reference's first 100; (None, None) where one side orders nothing."""
     documents = list(wanted)[: max(OVERLAPS)]
-    # ranks instead of scores: -inf for a missing one would otherwise meet -inf for an empty document
     last = min((s for s in got.values() if np.isfinite(s)), default=0.0) - 1.0
-    a = np.array([max(wanted[d], -1e30) for d in documents])
-    b = np.array([max(got.get(d, last), -1e30) for d in documents])
+    a = np.array([wanted[d] for d in documents])
+    b = np.array([got.get(d, last) for d in documents])
     if len(documents) < 2 or (a == a[0]).all() or (b == b[0]).all():
         return None, None
-    return float(stats.spearmanr(a, b).statistic), float(stats.kendalltau(a, b).statistic)
+    return rank_correlations(a, b)
+
+
+def rank_correlations(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
+    """Spearman's rho and Kendall's tau-b of two score vectors [n] that are not constant; equal infinities are ties.
+
+    As scipy.stats.spearmanr and kendalltau define them, without the p-values that take most of their time.
+    """
+    from scipy.stats import rankdata
+
+    ranks = rankdata(a), rankdata(b)
+    signs = [np.sign(r[:, None] - r[None, :]) for r in ranks]  # of ranks: the difference of two infinities is NaN
+    tau = (signs[0] * signs[1]).sum() / np.sqrt((signs[0] ** 2).sum() * (signs[1] ** 2).sum())
+    return float(np.corrcoef(*ranks)[0, 1]), float(tau)
 
 
 def _ties(scores: Scores) -> tuple[int, int]:

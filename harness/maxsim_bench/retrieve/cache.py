@@ -218,7 +218,7 @@ class _Writer:
         self, running: set[Future[tuple[int, Embeddings]]], progress: Progress | None
     ) -> set[Future[tuple[int, Embeddings]]]:
         done, rest = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
+        for future in sorted(done, key=lambda f: f.exception() is not None):  # what succeeded is kept before one raises
             self._write(*future.result())
         if progress is not None:
             progress(sum(s.items for s in self.shards.values()), self.about["count"])

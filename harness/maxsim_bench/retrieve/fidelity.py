@@ -31,26 +31,8 @@ from maxsim_bench.retrieve.metrics import Evaluation
 from maxsim_bench.retrieve.rank import Ranked, rank, rankings
 from maxsim_bench.retrieve.rerank import bm25_candidates, rerank, run_candidates
 from maxsim_bench.retrieve.scoring import Scorer
+from maxsim_bench.retrieve.tasks import Task
 from maxsim_bench.retrieve.trec import write_run
-
-
-@dataclass(frozen=True)
-class Task:
-    """One data set under one encoder, and who ranks it.
-
-    Attributes:
-        cell: op "fidelity", with dataset, split, encoder and dtype; `k` and variant "first_stage=..." for reranking.
-        backends: names.
-        source: what to load where it is not `cell.dataset` (a path, which results should not hold).
-        first_stage: "bm25" or a TREC run file, None for full ranking.
-        options: for the loader of the data set (level, documents, queries, revision ...).
-    """
-
-    cell: Cell
-    backends: tuple[str, ...]
-    source: str | None = None
-    first_stage: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,7 +164,7 @@ def audit_task(
     cell = task.cell
     dataset = load_dataset(task.source or str(cell.dataset), cell.split, data_dir=settings.data_dir, **task.options)
     devices = settings.devices or encoding_devices(settings.device)
-    encoder = load_encoder(str(cell.encoder), devices[0])
+    encoder = load_encoder(task.encoder_source or str(cell.encoder), devices[0])
     queries = query_embeddings(dataset, encoder, devices[:1])
     corpus = document_embeddings(dataset, encoder, devices, progress)
     known = {name: _backend(name, extra) for name in task.backends}

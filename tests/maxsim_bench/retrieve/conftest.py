@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +18,16 @@ from maxsim_bench.retrieve.embeddings import Embeddings
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Every test has an embedding cache of its own, and no data set is found by accident."""
-    monkeypatch.setenv("MAXSIM_BENCH_CACHE", str(tmp_path / "cache"))
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """Every test has an embedding cache of its own, and no data set is found by accident.
+
+    $MAXSIM_BENCH_TEST_CACHE, if set, is shared by the tests that encode real collections, which takes minutes.
+    """
+    shared = os.environ.get("MAXSIM_BENCH_TEST_CACHE") if "real_collections" in request.node.nodeid else None
+    folder = Path(shared) if shared else tmp_path / "cache"
+    monkeypatch.setenv("MAXSIM_BENCH_CACHE", str(folder))
     monkeypatch.delenv("MAXSIM_BENCH_DATA", raising=False)
-    return tmp_path / "cache"
+    return folder
 
 
 @pytest.fixture
@@ -168,9 +174,8 @@ def fake() -> Callable[..., Fake]:
     known = {"right": right, "unmasked": unmasked, "bf16_sum": bf16_sum, "swapped": swapped}
 
     def make(score: str | Callable[..., Any], **changes: Any) -> Fake:
-        if isinstance(score, str):
-            return Fake(score, known[score], **changes)
-        return Fake(changes.pop("name", "fake"), score, **changes)
+        name = changes.pop("name", score if isinstance(score, str) else "fake")
+        return Fake(name, known[score] if isinstance(score, str) else score, **changes)
 
     return make
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from maxsim_bench.backends import registry
-from maxsim_bench.retrieve.audit import audit, bootstrap_interval, identical
+from maxsim_bench.retrieve.audit import audit, bootstrap_interval, identical, rank_correlations
 from maxsim_bench.retrieve.diagnose import diagnose
 from maxsim_bench.retrieve.metrics import evaluate
 from maxsim_bench.retrieve.rank import rank
@@ -157,3 +157,17 @@ def test_identical_measures_of_systems_that_should_differ_are_told() -> None:
     other = evaluate({"q": {"a": 1.0, "b": 0.5}}, {"q": {"a": 1}})
     assert identical({"x": one, "y": other}) == []
     assert identical({"x": one, "y": one, "z": other})[0].startswith("x and y have identical measures")
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_rank_correlations_are_those_of_scipy(ties: bool) -> None:
+    from scipy import stats
+
+    random = np.random.default_rng(2)
+    a, b = (random.integers(0, 12, 100) if ties else random.normal(size=100) for _ in range(2))
+    b = b + a
+    spearman, kendall = rank_correlations(a, b)
+    assert spearman == pytest.approx(stats.spearmanr(a, b).statistic)
+    assert kendall == pytest.approx(stats.kendalltau(a, b).statistic)
+    infinite = np.array([3.0, 2.0, -np.inf, -np.inf])
+    assert rank_correlations(infinite, infinite) == (pytest.approx(1.0), pytest.approx(1.0))

@@ -57,7 +57,7 @@ _BOILERPLATE = re.compile(
     r"self\.__doc__|automatically generated",
     re.IGNORECASE,
 )
-_SIGNATURE = re.compile(r"^[\w.]+\s*\(.*\)?\s*(->.*)?$")
+_SIGNATURE = re.compile(r"^[\w.]+\(.*\)?\s*(->.*)?$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*:\[(])|\n\s*\n")
 
 

@@ -112,7 +112,7 @@ def _snapshot(repository: str, revision: str | None) -> Path:
         )
     except (OSError, RuntimeError) as error:
         raise DataError(
-            f"{OWNER}/{repository}: cannot be fetched from the hub: {(str(error).splitlines() or [''])[0]} Where there is "
+            f"{OWNER}/{repository}: cannot be fetched from the hub: {str(error).splitlines()[:1]}. Where there is "
             f"a network: hf download --repo-type dataset {OWNER}/{repository} --local-dir {repository}; then name the "
             f"folder that holds {repository} in ${DATA_ENV}."
         ) from error
