@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -37,8 +38,8 @@ SHAPES = {
 
 
 @cache
-def compiled(epilogue: str, shape: HopperShape, group: int, ragged: bool, folder: str) -> tuple[int, str, Counter[str]]:
-    """Shared bytes, resource line and instruction counts of one variant."""
+def build(epilogue: str, shape: HopperShape, group: int, ragged: bool) -> Any:
+    """One variant, compiled for sm_90."""
     element, name = (gl.float8e4nv, "fp8e4nv") if epilogue.startswith("fp8") else (gl.int8, "i8")
     constants = dict(
         vars(shape),
@@ -65,7 +66,12 @@ def compiled(epilogue: str, shape: HopperShape, group: int, ragged: bool, folder
     signature = {a: types.get(a, "constexpr" if a in constants else "i32") for a in kernel.arg_names}
     places = {(kernel.arg_names.index(k),): v for k, v in constants.items()}
     source = GluonASTSource(kernel, signature, places, {})
-    binary = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
+
+
+def compiled(epilogue: str, shape: HopperShape, group: int, ragged: bool, folder: str) -> tuple[int, str, Counter[str]]:
+    """Shared bytes, resource line and instruction counts of one variant."""
+    binary = build(epilogue, shape, group, ragged)
     file = Path(folder) / f"{epilogue}.cubin"
     file.write_bytes(binary.asm["cubin"])
     usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file], capture_output=True, text=True, check=True).stdout
@@ -103,6 +109,20 @@ def test_a_scale_a_token_is_one_fused_multiply_add_an_accumulator(tmp_path):
     _, _, found = compiled("token", SHAPES["one long query"], 128, False, str(tmp_path))
     assert found["I2FP"] == 0
     assert 2 * 128 <= found["FFMA"] <= 2 * 128 * 2  # two consumers; the masked tail may have its own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("epilogue", "loads"), [("document", [2, 2, 2]), ("token", [2, 2, 2])])
+def test_every_role_reads_start_or_scale_and_length_of_every_document_in_its_loop(epilogue, loads, tmp_path):
+    """The compiler once kept the first length of the loader's loop for all documents, and the pipeline stopped."""
+    ir = build(epilogue, SHAPES["one long query"], 128, True).asm["ttgir"]
+    roles = re.split(r"\n    (?:default|partition\d+)", ir)[1:]
+    found = []
+    for role in roles:
+        loop = re.search(r"\n      (?:%\S+ = )?scf\.for.*?\n      \}", role, re.DOTALL)
+        assert loop is not None
+        found.append(loop[0].count("tt.load"))
+    assert found == loads
 
 
 @pytest.mark.parametrize("d", [1, 17, 32, 64, 96, 128, 200, 256, 260, 384, 512, 768, 1024, 1536, 2048])
