@@ -42,7 +42,7 @@ def build(epilogue: str, shape: HopperShape, group: int, ragged: bool) -> Any:
     """One variant, compiled for sm_90."""
     element, name = (gl.float8e4nv, "fp8e4nv") if epilogue.startswith("fp8") else (gl.int8, "i8")
     constants = dict(
-        vars(shape),
+        {name: n for name, n in vars(shape).items() if name != "residents"},
         G=group,
         MODE=EPILOGUES[epilogue],
         HAS_STARTS=ragged,
