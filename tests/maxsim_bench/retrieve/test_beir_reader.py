@@ -102,11 +102,9 @@ def test_a_line_separator_inside_a_text_does_not_end_the_record(beir_folder, mar
 
 
 def test_a_missing_title_or_text_is_empty_and_never_the_word_none(beir_folder) -> None:
-    corpus = '{"_id": "d1", "text": "only text"}\n{"_id": "d2", "title": null, "text":
-    null}\n{"_id":
-    "d3",
-    "title":
-    "T"}\n'
+    corpus = (
+        '{"_id": "d1", "text": "only text"}\n{"_id": "d2", "title": null, "text": null}\n{"_id": "d3", "title": "T"}\n'
+    )
     made = read_beir(beir_folder(corpus=corpus))
     assert [d.content for d in made.documents()] == ["only text", "", "T"]
 

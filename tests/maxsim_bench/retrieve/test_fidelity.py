@@ -18,9 +18,26 @@ from maxsim_bench.retrieve.isolate import Dead, in_own_process
 from maxsim_bench.retrieve.tasks import plan_tasks
 from maxsim_bench.retrieve.trec import read_run
 
-WORDS = (
-    ["apple", "banana", "cherry", "date", "elder", "fig", "grape", "hazel", "iris", "jasmine", "kiwi", "lemon", "mango", "nut", "olive", "pear", "quince", "rose"]
-)
+WORDS = [
+    "apple",
+    "banana",
+    "cherry",
+    "date",
+    "elder",
+    "fig",
+    "grape",
+    "hazel",
+    "iris",
+    "jasmine",
+    "kiwi",
+    "lemon",
+    "mango",
+    "nut",
+    "olive",
+    "pear",
+    "quince",
+    "rose",
+]
 
 
 @pytest.fixture

@@ -207,8 +207,8 @@ def _taken_apart(name: str, item: Any) -> _Entry | None:
     body = _without_name(rest, name.rsplit(".", 1)[-1])
     if len(first.split()) < MIN_QUERY_WORDS or len(body.split()) < MIN_BODY_WORDS:
         return None
-    if _BOILERPLATE.search(first) or _BOILERPLATE.match(body):
-        return None
+    if _BOILERPLATE.search(first) or _BOILERPLATE.match(body) or first.rstrip(".") in body:
+        return None  # a body that repeats its sentence would be found by it, however it is scored
     return _Entry(name, first, body)
 
 

@@ -48,8 +48,11 @@ def qa_format(tmp_path: Path) -> Path:
     """Three pages, one of them a distractor; one page has two questions; one question has no level 3."""
     rows = []
     for i, (page, text) in enumerate([("a", "who"), ("b", None), ("a", "what"), ("c", "where")]):
-        levels = {f"rephrase_level_{n}": None if text is None or (text == "where" and n == 3) else f"{text} {n}" for n in (1, 2, 3)}
-        rows.append({"id": i, "image": _image(ord(page)), "image_filename": f"{page}.png", "query": text, **levels, "answer": "x"})
+        levels: dict[str, Any] = {f"rephrase_level_{n}": text and f"{text} {n}" for n in (1, 2, 3)}
+        if text == "where":
+            levels["rephrase_level_3"] = None
+        page_columns = {"image": _image(ord(page)), "image_filename": f"{page}.png"}
+        rows.append({"id": i, **page_columns, "query": text, **levels, "answer": "x"})
     _write(tmp_path / "REAL-MM-RAG_TechReport" / "data" / "test-00000-of-00001.parquet", rows)
     return tmp_path
 
@@ -106,19 +109,8 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch) -> None:
         raise ConnectionError("no route")
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
-    with pytest.raises(DataError, match=r"no route.*hf
-    download
-    --repo-type
-   
-   
-    dataset
-   
-   
-   
-    ibm-research/REAL-MM-RAG_TechSlides_BEIR"):
-       
-       
-       
+    told = r"no route.*hf download --repo-type dataset ibm-research/REAL-MM-RAG_TechSlides_BEIR"
+    with pytest.raises(DataError, match=told):
         load_dataset("realmmrag:TechSlides")
 
 
@@ -129,9 +121,6 @@ def test_a_hub_that_cannot_be_reached_says_what_to_do(monkeypatch) -> None:
         ("realmmrag:FinSlides", {"level": 4}, "levels 0 to 3"),
         ("realmmrag:FinSlides", {"split": "train"}, "levels 0 to 3"),
     ],
-
-
-
 )
 def test_a_subset_or_level_that_is_not_there_is_told(beir_format: Path, name: str, options, told: str) -> None:
     with pytest.raises(DataError, match=told):
@@ -145,7 +134,9 @@ def test_a_file_of_another_format_is_told_by_its_columns(beir_format: Path) -> N
 
 
 def test_a_file_that_is_no_parquet_is_told(beir_format: Path) -> None:
-    (beir_format / "REAL-MM-RAG_FinSlides_BEIR" / "qrels" / "test-00000-of-00001.parquet").write_bytes(b"version https://git-lfs")
+    (beir_format / "REAL-MM-RAG_FinSlides_BEIR" / "qrels" / "test-00000-of-00001.parquet").write_bytes(
+        b"version https://git-lfs"
+    )
     with pytest.raises(DataError, match="is no parquet file"):
         load_dataset("realmmrag:FinSlides", data_dir=beir_format)
 

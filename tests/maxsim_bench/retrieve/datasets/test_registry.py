@@ -1,4 +1,4 @@
-"""A name finds its data set: by path, in a folder, by download; and what cannot be found says where it was looked for."""
+"""A name finds its data set: by path, in a folder, by download; or the message says where it was looked for."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_download_that_fails_says_what_to_do_and_leaves_nothing(cache: Path, m
     util = types.ModuleType("beir.util")
     util.download_and_unzip = download_and_unzip
     monkeypatch.setitem(sys.modules, "beir.util", util)
-    with pytest.raises(DataError, match="failed: unreachable. Put the archive into a folder"):
+    with pytest.raises(DataError, match=r"failed: unreachable\. Put the archive into a folder"):
         load_dataset("nfcorpus")
     assert not list((cache / "datasets").iterdir())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def _write(folder: Path, stem: str, ids: list[str], embeddings: Embeddings, kind
     (folder / "encoder.json").write_text(json.dumps(FACTS))
     (folder / f"{stem}.ids.txt").write_text("\n".join(ids) + "\n")
     cuts = [len(ids) * i // shards for i in range(shards + 1)]
-    for i, (first, last) in enumerate(zip(cuts, cuts[1:], strict=False)):
+    for i, (first, last) in enumerate(pairwise(cuts)):
         part = embeddings.slice(first, last)
         name = stem if shards == 1 else f"{stem}-{i:04d}"
         if kind == "npy":
