@@ -1,3 +1,5 @@
+# Arguments of kernels have no Python types, and Gluon gives integers methods.
+# mypy: disable-error-code="no-untyped-def, attr-defined"
 """Device side of the Hopper forward: Gluon kernels for sm_90. `hopper.py` plans, checks and launches them.
 
 Room: `fused`. May import: triton. Imported by `hopper.py` only when a kernel is compiled; importing it needs no GPU.
@@ -285,7 +287,7 @@ def _lower_bound(d_start_ptr, K, target, THREADS: gl.constexpr):
 
 @gluon.jit
 def _chunk(t, w, chunk, THREADS: gl.constexpr):
-    """Query group of a chunk, the index before its first document, and its documents lo .. hi - 1 counted from there."""
+    """Query group of a chunk, the document its documents are counted from, and lo .. hi - 1, the documents."""
     group = chunk % w.n_groups
     block = chunk // w.n_groups
     if t.SHARED:
@@ -325,8 +327,8 @@ def _multiply(t, ring, acc, it, loads, kc, k, W: gl.constexpr):
 def _similarities(t, ring, zero, it, loads, W: gl.constexpr):
     """Similarities [BM, BN] of the next document tile, whose stages are handed back.
 
-    The tensor core truncates every time it adds to its accumulator. KI stages are added up there; runs of them are added
-    by ordinary fp32 instructions, which round to nearest and keep wide embeddings within 1e-6.
+    The tensor core truncates every time it adds to its accumulator. KI stages are added up there; runs of them are
+    added by ordinary fp32 instructions, which round to nearest and keep wide embeddings within 1e-6.
     """
     if t.KC == 1:
         acc = _multiply(t, ring, zero, it, loads, 0, 0, W)
@@ -539,16 +541,16 @@ def _consume1(t, w, ring):
 
 
 _RUNTIME = (
-    "out_ptr", "arg_ptr", "q_start_ptr", "q_len_ptr", "d_start_ptr", "d_len_ptr", "n_chunks", "n_groups", "n_blocks", "Nq",
-    "K", "q_pitch", "q_max", "q_rows", "d_pitch", "d_max", "d_total", "parts",
+    "out_ptr", "arg_ptr", "q_start_ptr", "q_len_ptr", "d_start_ptr", "d_len_ptr", "n_chunks", "n_groups", "n_blocks",
+    "Nq", "K", "q_pitch", "q_max", "q_rows", "d_pitch", "d_max", "d_total", "parts",
 )  # fmt: skip
 
 
 # Nothing is specialised on a run-time value, so new lengths and counts never compile anything.
 @gluon.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_RUNTIME)
 def maxsim_forward(
-    q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups, n_blocks, Nq, K,
-    q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BR: gl.constexpr,
+    q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups, n_blocks, Nq,
+    K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BR: gl.constexpr,
     BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, KI: gl.constexpr, ST: gl.constexpr, QST: gl.constexpr,
     NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr, HAS_Q_STARTS: gl.constexpr,
     HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr, BALANCED: gl.constexpr,
@@ -563,8 +565,8 @@ def maxsim_forward(
     """
     t = Tile(BM, BN, BR, BK, KS, KC, KI, ST, QST, NC, G, SUM, SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS,
              HAS_LENGTHS, BALANCED, ARGMAX)  # fmt: skip
-    w = Work(q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups, n_blocks,
-             Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts)  # fmt: skip
+    w = Work(q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups,
+             n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts)  # fmt: skip
     Q_TILES: gl.constexpr = (QST * KC if QST > 0 else ST) * KS * NC
     Q_STAGES: gl.constexpr = QST if QST > 0 else 1
     q_boxes = gl.allocate_shared_memory(q_desc.dtype, [Q_TILES * (BM // G), G, BK], q_desc.layout)
@@ -598,7 +600,7 @@ _SUM_RUNTIME = ("part_ptr", "out_ptr", "Nq", "K", "sums")
 
 @gluon.jit(do_not_specialize=_SUM_RUNTIME, do_not_specialize_on_alignment=_SUM_RUNTIME)
 def add_sums(part_ptr, out_ptr, Nq, K, sums, PAIRS: gl.constexpr, num_warps: gl.constexpr):
-    """out [Nq, K] from partial sums [Nq, sums, K], fp32, one order for every batch: pairs of 64-row sums, then in turn."""
+    """out [Nq, K] from partial sums [Nq, sums, K], fp32, in one order: sums of 64 rows by pairs, then in turn."""
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
     n = gl.program_id(1)
     k = gl.program_id(0) * 128 + gl.arange(0, 128, layout=flat)

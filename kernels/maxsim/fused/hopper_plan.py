@@ -19,6 +19,7 @@ SHARED_BYTES = 227 * 1024 - 1024  # what one program may use on sm_90, less barr
 CORE_COLUMNS = (
     512  # columns the tensor core adds up by itself: relative errors reach 7e-7 at d = 512, 1.0e-6 at 768 (H200)
 )
+PAIR_ROWS = 2048  # document rows a program must have for two to share a multiprocessor
 SMALL_SUMS_BYTES = 1 << 20  # partial sums of 64 rows instead of 128 are taken where they stay below this
 H200_PROCESSORS = 132
 
@@ -73,8 +74,8 @@ class HopperPlan(LaunchPlan):
         held = f"{self.QST} query group(s) held" if self.QST else "queries streamed"
         return (
             f"hopper: {self.groups} group(s) of {self.NC} x {self.BM} query rows x {self.blocks} block(s) of documents "
-            f"on {self.programs} programs; tile {self.BM} x {self.BN} x {self.BK * self.KS * self.KC}, {self.ST} stages "
-            f"of {self.BK * self.KS} columns, {held}, bound by {self.ceiling} ({self.why})"
+            f"on {self.programs} programs; tile {self.BM} x {self.BN} x {self.BK * self.KS * self.KC}, "
+            f"{self.ST} stages of {self.BK * self.KS} columns, {held}, bound by {self.ceiling} ({self.why})"
         )
 
 
@@ -111,7 +112,8 @@ def plan_shape(
         tile = _tile(NC, BM, Nq, K, Lq, d, shared)
         if tile is None:
             continue
-        cycles, chosen = _schedule(tile, K, Ld, sorted_rows, contiguous, argmax, processors, ceiling)
+        each = 2 if _pair_up(tile, sorted_rows or K * Ld, processors) else 1
+        cycles, chosen = _schedule(tile, K, Ld, sorted_rows, contiguous, argmax, processors, ceiling, each)
         if best is None or cycles < best[0]:
             best = cycles, chosen
     if best is None:
@@ -194,6 +196,18 @@ def _ring(tile: _Tile, many: bool, per_processor: int) -> tuple[int, int, int, i
     return (0, min(stages, 8), 1, tile.KS * tile.KC) if stages >= 3 else None
 
 
+def _pair_up(tile: _Tile, rows: int, processors: int) -> bool:
+    """Whether two programs share a multiprocessor, so that one reads while the other closes a document.
+
+    On an H200, Lq = 32: packed documents of 20..180 tokens 90 -> 81 us, reranking lists of 20..512 188 -> 181 us, but
+    1000 x 300 tokens 23.3 -> 23.9 us, where a program has too little to do.
+    """
+    if tile.NC * tile.BM > UNIT or rows // (2 * processors) < PAIR_ROWS:
+        return False
+    ring = _ring(tile, False, 2)
+    return ring is not None and ring[0] > 0
+
+
 def _run(KC: int, columns: int) -> int:
     """Stages whose products the tensor core may add up: the most that divide KC and span at most CORE_COLUMNS."""
     return max(k for k in range(1, KC + 1) if KC % k == 0 and (k == 1 or k * (columns // KC) <= CORE_COLUMNS))
@@ -203,21 +217,25 @@ def _run(KC: int, columns: int) -> int:
 _FLOP_CYCLE = 4096  # dense fp16 per multiprocessor
 _HBM_BYTES_CYCLE = 20  # a 132nd of 4.5 TB/s at 1.7 GHz
 _L2_BYTES_CYCLE = 34
+_HALF_ROWS = 1.03  # 64 rows a warpgroup read every document tile twice as often as 128
 _EPILOGUE = 280  # maxima of 64 x 128 similarities by one warpgroup
 _STALL = 300  # a lone warpgroup between products: waits, handing back the stage, closing a document
 _CHUNK = 3500  # filling the ring and loading a query group
 _SECOND_KERNEL = 4000
 
 
-def _cycles(tile: _Tile, QST: int, argmax: bool, programs: int, processors: int) -> float:
-    """Modelled cycles of one document tile on one multiprocessor."""
-    mma = 2 * tile.NC * tile.BM * TILE * tile.columns / _FLOP_CYCLE
+def _cycles(tile: _Tile, QST: int, argmax: bool, programs: int, processors: int, per_processor: int) -> float:
+    """Modelled cycles of one document tile of one program, which shares its multiprocessor with its like."""
+    mma = 2 * tile.NC * tile.BM * TILE * tile.columns / _FLOP_CYCLE * (1.0 if tile.BM == 128 else _HALF_ROWS)
     epilogue = _EPILOGUE * tile.BM / UNIT * (2.0 if argmax else 1.0)
-    compute = max(mma, mma / 2 + epilogue) if tile.NC == 2 else mma + epilogue + _STALL
+    serial = mma / 2 + epilogue if tile.NC == 2 else mma + epilogue + _STALL
     read = TILE * tile.columns * 2
     moved = read + (tile.NC * tile.BM * tile.columns * 2 if QST == 0 else 0)
     readers = min(tile.groups, processors) if tile.shared else 1
-    return max(compute, moved / _L2_BYTES_CYCLE, read / _HBM_BYTES_CYCLE / readers * programs / processors)
+    busy = programs / processors
+    return max(
+        per_processor * mma, serial, per_processor * moved / _L2_BYTES_CYCLE, read / _HBM_BYTES_CYCLE / readers * busy
+    )
 
 
 def _schedule(
@@ -246,14 +264,17 @@ def _schedule(
         waves = -(-chunks // programs)
         documents = -(-K // blocks)
         tiles = max(1, rows / K * documents / TILE) if sorted_rows is None else max(1, rows / blocks / TILE)
-        total = waves * (tiles * _cycles(tile, QST, argmax, programs, slots) + _CHUNK / (2 if QST == 2 else 1))
+        total = waves * (
+            tiles * _cycles(tile, QST, argmax, programs, processors, per_processor) + _CHUNK / (2 if QST == 2 else 1)
+        )
         total += _SECOND_KERNEL if tile.sums > 1 else 0
         if best is None or total < best[0] * 0.98:
             plan = HopperPlan(
                 kernel="hopper", block_m=tile.NC * tile.BM, block_n=TILE, block_k=tile.columns, group=tile.G,
                 slices=tile.sums, docs_per_program=documents, num_warps=4 * tile.NC + 1, num_stages=ST, ceiling=ceiling,
                 why="least modelled time", NC=tile.NC, BM=tile.BM, BN=TILE, BR=TILE if contiguous else 32, BK=tile.BK,
-                KS=KS, KC=KC, KI=_run(KC, tile.columns), ST=ST, QST=QST, G=tile.G, SUM=tile.SUM, shared=tile.shared,
+                KS=KS, KC=KC, KI=_run(KC, tile.columns), ST=ST, QST=QST, G=tile.G,
+                SUM=tile.SUM, shared=tile.shared,
                 parts=tile.parts, groups=tile.groups, blocks=blocks, programs=programs, per_processor=per_processor,
                 balanced=sorted_rows is not None and blocks > 1,
             )  # fmt: skip

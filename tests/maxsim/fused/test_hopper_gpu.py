@@ -148,14 +148,14 @@ def test_a_score_has_the_same_bits_alone_padded_and_under_every_plan(Nq, Lq):
     assert torch.equal(hopper.forward(dataclasses.replace(padded, max_length=Lq + 30), d), scores)
     diagonal = hopper.forward(q, tokens(D[:Nq], lengths=n[:Nq]), pairing="pairs")
     assert torch.equal(diagonal, scores[:, :Nq].diagonal())
-    for NC, BM in ((2, 128), (1, 128), (2, 64), (1, 64)):
+    for NC, BM, each in ((2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2)):
         tile = _tile(NC, BM, Nq, 150, Lq, 128, True)
         if tile is None:
             continue
-        _, plan = _schedule(tile, 150, 260, None, False, False, 132)
+        _, plan = _schedule(tile, 150, 260, None, False, False, 132, per_processor=each)
         for blocks in (1, 5, 33):
-            cut = dataclasses.replace(plan, blocks=blocks, programs=min(132, plan.groups * blocks))
-            assert torch.equal(hopper.forward(q, d, plan=cut), scores), (NC, BM, blocks)
+            cut = dataclasses.replace(plan, blocks=blocks, programs=min(132 * each, plan.groups * blocks))
+            assert torch.equal(hopper.forward(q, d, plan=cut), scores), (NC, BM, each, blocks)
 
 
 def test_more_than_2_to_31_elements():

@@ -24,7 +24,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool], int, int]] = {
         {"Nq": 16, "K": 1000, "Lq": 32, "Ld": 512, "d": 128, "sorted_rows": 250_000},
         {"HAS_Q_STARTS": True, "HAS_Q_LENGTHS": True, "HAS_STARTS": True, "HAS_LENGTHS": True},
         168,
-        32,
+        48,
     ),
     "candidates": (
         {"Nq": 64, "K": 100, "Lq": 32, "Ld": 300, "d": 128, "shared": False},
