@@ -14,7 +14,8 @@ from typing import Any
 import click
 
 from maxsim_bench import __version__
-from maxsim_bench.options import experiments_option, grid_options, json_option, results_option
+from maxsim_bench.declare.experiment import PROFILES
+from maxsim_bench.options import experiments_option, grid_options, json_option, places_options, results_option
 
 
 class Commands(click.Group):
@@ -103,6 +104,132 @@ def run(
     else:
         click.echo("\n".join(sweep_lines(done)))
     sys.exit(1 if done.failed else 0)
+
+
+@main.command()
+@click.argument("datasets", metavar="[DATASET]...", nargs=-1)
+@click.option("--backend", "backends", multiple=True, metavar="NAME", help="Only this backend (repeatable).")
+@click.option("--encoder", default="minilm", show_default=True, help="Who makes token embeddings.")
+@click.option(
+    "--dtype", "dtypes", multiple=True, type=click.Choice(["fp16", "bf16", "fp32"]), help="Of the embeddings."
+)
+@click.option("--split", help="Split of the data set; default: its own.")
+@click.option(
+    "--profile", type=click.Choice(PROFILES), default="smoke", show_default=True, help="If no data set is named."
+)
+@click.option("--documents", help="Documents of apidocs, or `all`. [default: 1000]")
+@click.option("--queries", help="Queries of apidocs, or `all`. [default: 200]")
+@click.option("--level", type=click.IntRange(0, 3), help="Rephrase level of REAL-MM-RAG.")
+@click.option("--first-stage", metavar="bm25|RUN", help="Rerank this instead of ranking everything.")
+@click.option("--depth", type=click.IntRange(min=1), default=100, show_default=True, help="Documents reranked a query.")
+@click.option("--limit", type=click.FloatRange(min=0), help="Largest |ΔnDCG@10| of an exact backend. [default: 5e-4]")
+@click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of data sets.")
+@click.option(
+    "--runs", type=click.Path(path_type=Path, file_okay=False), help="Write rankings here, as TREC run files."
+)
+@click.option("--force", is_flag=True, help="Audit again what is finished.")
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/local]")
+@experiments_option
+@results_option
+@json_option
+def fidelity(into: Path | None, results: Path, as_json: bool, **given: Any) -> None:
+    """Compare rankings with the FP32 reference's.
+
+    DATASET is apidocs (which needs neither network nor files), the name of a BEIR data set, or a path. Without one the
+    declared experiment runs: apidocs alone under the profile smoke, every declared data set under full.
+    Exit code 1 if an exact backend moves nDCG@10 by more than the limit, or one fails.
+
+    \b
+    Example: maxsim-bench fidelity scifact --backend eager --backend fused
+    """
+    from maxsim_bench.fidelity import Request, audited_lines
+    from maxsim_bench.fidelity import fidelity as audit
+
+    sizes = {name: value for name in ("documents", "queries") if (value := given.pop(name)) is not None}
+    done = audit(
+        Request(folder=into or results / "local", sizes=sizes, **given), lambda line: click.echo(line, err=True)
+    )
+    if as_json:
+        _print_json(done.model_dump(mode="json"))
+    else:
+        click.echo("\n".join(audited_lines(done)))
+    sys.exit(1 if done.failed else 0)
+
+
+@main.command()
+@click.option("--check", is_flag=True, help="Write nothing; exit code 1 if something committed no longer follows.")
+@click.option("--local", is_flag=True, help="Also a report with this machine's rows, in figures/local.")
+@places_options
+def report(check: bool, local: bool, **folders: Path) -> None:
+    """Make tables, figures, verdicts and the page.
+
+    Everything follows from the committed rows; with --local this machine's rows are shown beside them.
+
+    \b
+    Example: maxsim-bench report --check
+    """
+    from maxsim_bench.reporting import Places, report_lines, stale, write
+
+    places = Places(**folders)
+    if check:
+        found = stale(places)
+        click.echo("\n".join(found) if found else "everything committed follows from the results")
+        sys.exit(1 if found else 0)
+    click.echo("\n".join(report_lines(write(places, local=local, say=lambda line: click.echo(line, err=True)))))
+
+
+@main.command()
+@click.option("--element", metavar="NAME", help="Only claims of this table, figure or section (tab:fwd).")
+@click.option("--verdict", metavar="VERDICT", help="Only claims with this verdict (differs).")
+@click.option("--all", "every", is_flag=True, help="One line a claim, not counts; implied by a filter.")
+@click.option("--local", is_flag=True, help="Judge by this machine's rows too.")
+@places_options
+@json_option
+def claims(element: str | None, verdict: str | None, every: bool, local: bool, as_json: bool, **folders: Path) -> None:
+    """Judge every published number.
+
+    What was published, on what, what was measured, on what, whether they compare, and the verdict.
+
+    \b
+    Example: maxsim-bench claims --element tab:fwd --verdict differs
+    """
+    from dataclasses import asdict
+
+    from maxsim_bench.reporting import Places, claims_lines
+    from maxsim_bench.reporting import claims as judged
+
+    found, kept = judged(Places(**folders), local=local, element=element, verdict=verdict)
+    if as_json:
+        _print_json([asdict(entry) for entry in kept])
+    else:
+        click.echo("\n".join(claims_lines(found, kept, every=every or element is not None or verdict is not None)))
+
+
+@main.command()
+@click.option("--element", metavar="NAME", help="Only what answers this element of the paper, or this experiment.")
+@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@places_options
+def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
+    """Measure, check, rank and report, in this order.
+
+    Says first what it will do, how long that takes here and how much disk it needs. With a GPU the full grids run;
+    without one the smoke grid, and the fused kernel is checked under the Triton interpreter. Resumes where it stopped.
+
+    \b
+    Example: maxsim-bench reproduce --element tab:fwd
+    """
+    from maxsim_bench.machine import this_machine
+    from maxsim_bench.reporting import Places
+    from maxsim_bench.reproduce import announcement, steps
+    from maxsim_bench.reproduce import reproduce as run_steps
+
+    machine = this_machine()
+    planned = steps(machine, Places(**folders), element)
+    click.echo("\n".join(announcement(machine, planned)))
+    failed = [] if dry_run else run_steps(planned, click.echo)
+    for title in failed:
+        click.echo(f"not as declared: {title}")
+    sys.exit(1 if failed else 0)
 
 
 @main.command("list")

@@ -86,6 +86,7 @@ def _state(backend: Backend, device: str) -> BackendState:
 
 
 def _probe(dtype: Dtype) -> Cell:
+    """The smallest forward cell of a dtype, to ask a backend what it supports."""
     return Cell(
         experiment="doctor", gpu="any", op="forward", Nq=1, B=1, Lq=32, Ld=32, d=128,
         dtype=dtype, layout="dense", pairing="all", inputs="random", timing_policy="cold_l2",

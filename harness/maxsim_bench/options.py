@@ -61,6 +61,22 @@ def grid_options(command: F) -> F:
     return command
 
 
+def places_options(command: F) -> F:
+    """Folders of the checkout that a report reads and writes."""
+    folder = click.Path(path_type=Path, file_okay=False)
+    for option in (
+        experiments_option,
+        click.option("--results", type=folder, default=Path("results"), show_default=True, help="Measured rows."),
+        click.option("--figures", type=folder, default=Path("figures"), show_default=True, help="Tables and figures."),
+        click.option(
+            "--readme", type=click.Path(path_type=Path, dir_okay=False), default=Path("README.md"), show_default=True,
+            help="File whose block of results is generated.",
+        ),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 def json_option(command: F) -> F:
     """For scripts."""
     return click.option("--json", "as_json", is_flag=True, help="Print JSON, for scripts.")(command)

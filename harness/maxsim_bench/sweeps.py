@@ -93,7 +93,12 @@ def sweep(request: Request) -> Swept:
     r = request
     machine = this_machine()
     chosen = _chosen(r.experiments, r.names, r.profile, r.where, r.backends, r.memory_cap, machine.key)
-    chosen = [(experiment, plan) for experiment, plan in chosen if plan.planned]
+    rankings = [experiment.name for experiment, _ in chosen if experiment.op == "fidelity" and r.names]
+    if rankings:
+        raise DeclarationError(
+            [f"{', '.join(rankings)}: rankings are made by `maxsim-bench fidelity --profile {r.profile}`."]
+        )
+    chosen = [(experiment, plan) for experiment, plan in chosen if plan.planned and experiment.op != "fidelity"]
     if not chosen:
         raise DeclarationError([_nothing(r, machine)])
     done = Swept(folder=r.folder.as_posix(), plans=[plan for _, plan in chosen], dry_run=r.dry_run)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -46,6 +47,12 @@ def test_every_constraint_leaves_something_out_under_some_profile(name: str) -> 
     }
     rules = [*declared.leave_out, *(rule for p in declared.profiles.values() for rule in p.leave_out)]
     assert [rule.why for rule in rules if rule.why not in used] == []
+
+
+def test_experiments_name_elements_of_the_paper_as_its_claims_do() -> None:
+    known = tomllib.loads((FOLDER / "paper" / "elements.toml").read_text("utf-8"))
+    for name in NAMES:
+        assert set(experiment(name).elements) <= set(known), name
 
 
 def test_the_papers_profile_of_forward_is_planned_within_ten_minutes_on_an_h200() -> None:

@@ -1,0 +1,108 @@
+"""The report and the ledger of claims from the command line: which folders are read, what is printed.
+
+Orchestration beside `cli.py`. May import: declare, report. Committed results give figures/; with this machine's rows
+the report goes to figures/local, which is not committed, so that measuring something never makes the tree stale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maxsim_bench.declare.experiment import DeclarationError
+from maxsim_bench.declare.load import suggest
+
+if TYPE_CHECKING:
+    from maxsim_bench.report.build import ReportPaths
+    from maxsim_bench.report.claims.ledger import Entry, Ledger
+
+
+@dataclass(frozen=True)
+class Places:
+    """Folders of a checkout, and its README."""
+
+    experiments: Path = Path("experiments")
+    results: Path = Path("results")
+    figures: Path = Path("figures")
+    readme: Path = Path("README.md")
+
+    @property
+    def local(self) -> Path:
+        """This machine's rows."""
+        return self.results / "local"
+
+    def roots(self, *, local: bool) -> list[Path]:
+        """What to read: what is committed, and this machine's rows where asked for and there."""
+        return [self.results, *([self.local] if local and any(self.local.glob("*.csv")) else [])]
+
+
+def write(places: Places, *, local: bool, say: Callable[[str], None]) -> list[ReportPaths]:
+    """The report of the committed results, and where asked for and there one with this machine's rows."""
+    from maxsim_bench.report.build import Places as Beside
+    from maxsim_bench.report.build import build_report
+
+    beside = Beside(places.experiments)
+    made = [build_report([places.results], places.figures, places=beside, readme=places.readme, say=say)]
+    if local and len(places.roots(local=True)) > 1:
+        command = ("maxsim-bench", "report", "--local")
+        made.append(
+            build_report(places.roots(local=True), places.figures / "local", places=beside, command=command, say=say)
+        )
+    return made
+
+
+def stale(places: Places) -> list[str]:
+    """What is committed and no longer follows from the committed results."""
+    from maxsim_bench.report.build import Places as Beside
+    from maxsim_bench.report.check import check
+
+    return check([places.results], places.figures, places=Beside(places.experiments), readme=places.readme)
+
+
+def report_lines(made: Sequence[ReportPaths]) -> list[str]:
+    """Where everything is, and how many claims have which verdict."""
+    lines = []
+    for paths in made:
+        lines.append(
+            f"{paths.page}: {len(paths.tables)} tables, {len(paths.figures)} figures ({paths.drawn} drawn now)"
+        )
+        lines += [f"removed {name}: no row makes it any more" for name in paths.removed]
+        lines.append("claims: " + ", ".join(f"{count} {verdict}" for verdict, count in paths.verdicts.items() if count))
+    return lines
+
+
+def claims(places: Places, *, local: bool, element: str | None, verdict: str | None) -> tuple[Ledger, list[Entry]]:
+    """The ledger, and its entries of one element or verdict. Raises `DeclarationError` for one that no claim has."""
+    from maxsim_bench.report.claims import ledger, read_paper
+    from maxsim_bench.report.claims.ledger import VERDICTS
+    from maxsim_bench.report.load import load
+
+    found = ledger(read_paper(places.experiments / "paper"), load(places.roots(local=local)))
+    for option, given, known in (
+        ("--element", element, {e.element for e in found.entries}),
+        ("--verdict", verdict, set(VERDICTS)),
+    ):
+        if given is not None and given not in known:
+            raise DeclarationError([f"{option} {given}: no claim has it. {suggest(given, known)}"])
+    kept = [e for e in found.entries if element in (None, e.element) and verdict in (None, e.verdict)]
+    return found, kept
+
+
+def claims_lines(found: Ledger, kept: Sequence[Entry], *, every: bool) -> list[str]:
+    """Counts by element and overall; with `every` one line for each entry that was kept."""
+    if every:
+        return [_entry_line(entry) for entry in kept]
+    lines = []
+    for record in found.summary().to_dict("records"):
+        told = [f"{record[v]} {v}" for v in found.counts() if record[v]]
+        lines.append(f"{record['element']:<28}{record['claims']:>5}  {', '.join(told)}")
+    total = ", ".join(f"{count} {verdict}" for verdict, count in found.counts().items() if count)
+    return [*lines, f"{'all':<28}{len(found.entries):>5}  {total}"]
+
+
+def _entry_line(entry: Entry) -> str:
+    published = f"{entry.published} {entry.unit}".strip()
+    measured = f"; measured {entry.measured} on {entry.measured_on}" if entry.measured else ""
+    return f"{entry.claim_id}: {entry.verdict}: published {published} on {entry.published_on}{measured}: {entry.why}"

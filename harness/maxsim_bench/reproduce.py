@@ -1,0 +1,142 @@
+"""`maxsim-bench reproduce`: what it will do, how long, how much disk; then the steps in order, resuming what is done.
+
+Orchestration beside `cli.py`. May import every room; each step imports what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from maxsim_bench.catalogue import experiments
+from maxsim_bench.declare.experiment import DeclarationError, Experiment, ProfileName
+from maxsim_bench.declare.load import suggest
+from maxsim_bench.machine import Machine
+from maxsim_bench.planning import duration, outline, size
+from maxsim_bench.reporting import Places
+from maxsim_bench.sweeps import Request, sweep, sweep_lines
+
+# Seconds and bytes on two cores without a GPU, for the announcement: the interpreter's check, encoding and ranking of
+# 1 000 docstrings, and the report; token embeddings are 384 fp32 numbers each, rows and figures a few megabytes.
+CHECK_SECONDS, FIDELITY_SECONDS, REPORT_SECONDS = 30.0, 120.0, 60.0
+FIDELITY_BYTES, REPORT_BYTES = 300e6, 50e6
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Step:
+    """One thing that reproduce does: what it is, seconds and bytes it is thought to take, and the doing.
+
+    `run` prints by the function it is given and returns whether everything was as declared.
+    """
+
+    title: str
+    seconds: float
+    disk_bytes: float
+    run: Callable[[Say], bool] = field(repr=False)
+
+
+def steps(machine: Machine, places: Places, element: str | None = None) -> list[Step]:
+    """What to do on this machine, in order: grids, the interpreter's check where there is no GPU, rankings, report.
+
+    With a GPU the full grids run, without one the smoke grid. `element` keeps what answers one element of the paper (or
+    one experiment, by name). Raises `DeclarationError` for an element that nothing answers.
+    """
+    declared = experiments(places.experiments)
+    if element is not None:
+        _check(element, declared)
+        declared = [e for e in declared if element in (e.name, *e.elements)]
+    profile: ProfileName = "full" if machine.device == "cuda" else "smoke"
+    found: list[Step] = []
+    for experiment in declared:
+        make = _rankings if experiment.op == "fidelity" else _grid
+        step = make(experiment, machine, profile, places)
+        found += [step] if step is not None else []
+    if machine.device == "cpu" and element is None:
+        found.append(Step("fused kernel under the Triton interpreter (correctness only)", CHECK_SECONDS, 0, _interpret))
+    found.append(Step("tables, figures, verdicts and the page", REPORT_SECONDS, REPORT_BYTES, _report(places)))
+    return found
+
+
+def _check(element: str, declared: list[Experiment]) -> None:
+    known = [e.name for e in declared] + [e for d in declared for e in d.elements]
+    if element not in known:
+        raise DeclarationError([f"--element {element}: nothing answers it. {suggest(element, sorted(set(known)))}"])
+
+
+def _grid(experiment: Experiment, machine: Machine, profile: ProfileName, places: Places) -> Step | None:
+    plan = outline(experiment, machine.key, profile)
+    if not plan.planned:
+        return None
+
+    def run(say: Say) -> bool:
+        request = Request(places.local, places.experiments, (experiment.name,), profile)
+        done = sweep(request)
+        for line in sweep_lines(done):
+            say(line)
+        return not done.failed
+
+    title = f"{experiment.name} ({profile}): {len(plan.planned)} cells, {plan.measurements} measurements"
+    return Step(title, plan.seconds, 2e3 * plan.measurements, run)
+
+
+def _interpret(say: Say) -> bool:
+    from maxsim_bench.interpreted import interpreter_check
+
+    checks = interpreter_check()
+    wrong = [check for check in checks if check.problem]
+    for check in wrong:
+        say(f"{check.shape}: {check.problem}")
+    errors = [check.error for check in checks if check.error is not None]
+    say(f"{len(checks) - len(wrong)} of {len(checks)} shapes equal the reference, largest error {max(errors):.1e}")
+    return not wrong
+
+
+def _rankings(experiment: Experiment, machine: Machine, profile: ProfileName, places: Places) -> Step | None:
+    plan = outline(experiment, machine.key, profile)
+    if not plan.planned:
+        return None
+
+    def run(say: Say) -> bool:
+        from maxsim_bench.fidelity import Request as Audit
+        from maxsim_bench.fidelity import audited_lines, fidelity
+
+        done = fidelity(Audit(places.local, places.experiments, profile, tolerant=True), say)
+        for line in audited_lines(done):
+            say(line)
+        return not done.failed
+
+    named = dict.fromkeys(f"{p.cell.dataset}" for p in plan.planned)
+    title = f"nDCG@10 on real text ({', '.join(named)}): {plan.measurements} rankings"
+    return Step(title, len(named) * FIDELITY_SECONDS, len(named) * FIDELITY_BYTES, run)
+
+
+def _report(places: Places) -> Callable[[Say], bool]:
+    def run(say: Say) -> bool:
+        from maxsim_bench.reporting import report_lines, write
+
+        for line in report_lines(write(places, local=True, say=say)):
+            say(line)
+        return True
+
+    return run
+
+
+def announcement(machine: Machine, planned: list[Step]) -> list[str]:
+    """What will be done, how long it takes here and how much disk it needs."""
+    lines = [f"on {machine.name} ({machine.key}, {machine.processors} processors):"]
+    lines += [f"  {i}. {step.title}, about {duration(step.seconds)}" for i, step in enumerate(planned, start=1)]
+    seconds, disk = sum(s.seconds for s in planned), sum(s.disk_bytes for s in planned)
+    lines.append(f"together about {duration(seconds)} and {size(disk)} of disk; what is finished is not done again")
+    return lines
+
+
+def reproduce(planned: list[Step], say: Say) -> list[str]:
+    """Do every step in order; the titles of those in which something was not as declared."""
+    failed = []
+    for number, step in enumerate(planned, start=1):
+        say(f"{number}/{len(planned)} {step.title}")
+        if not step.run(lambda line: say(f"  {line}")):
+            failed.append(step.title)
+    return failed

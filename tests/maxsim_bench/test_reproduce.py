@@ -1,0 +1,93 @@
+"""Reproduce says what it will do, does it in order, and its exit code says whether everything was as declared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from maxsim_bench.cli import main
+from maxsim_bench.declare.experiment import DeclarationError
+from maxsim_bench.machine import Machine
+from maxsim_bench.reporting import Places
+from maxsim_bench.reproduce import Step, announcement, reproduce, steps
+
+ROOT = Path(__file__).parents[2]
+PLACES = Places(ROOT / "experiments", ROOT / "results", ROOT / "figures", ROOT / "README.md")
+CPU = Machine("cpu", "cpu", "a processor", 8 * 10**9, 2)
+H200 = Machine("cuda", "h200", "NVIDIA H200", 150 * 10**9, 16)
+
+
+def test_without_a_gpu_the_smoke_grid_the_interpreter_rankings_and_the_report_take_under_ten_minutes() -> None:
+    planned = steps(CPU, PLACES)
+    titles = [step.title.split(":")[0] for step in planned]
+    assert {"smoke (smoke)", "nDCG@10 on real text (apidocs)"} <= set(titles)
+    assert titles[-2:] == [
+        "fused kernel under the Triton interpreter (correctness only)",
+        "tables, figures, verdicts and the page",
+    ]
+    assert sum(step.seconds for step in planned) < 600
+
+
+def test_with_a_gpu_the_full_grids_run_and_nothing_is_interpreted() -> None:
+    titles = [step.title for step in steps(H200, PLACES)]
+    assert any(title.startswith("forward (full): ") for title in titles)
+    assert not any("interpreter" in title for title in titles)
+    assert titles[-1] == "tables, figures, verdicts and the page"
+
+
+@pytest.mark.parametrize(
+    ("element", "begin"),
+    [
+        ("tab:fwd", ["forward "]),
+        ("fig:scaling", ["memory_scaling "]),
+        ("lengths", ["lengths "]),
+        ("tab:beir_ndcg", ["nDCG@10 on real text (apidocs, scifact, "]),
+    ],
+)
+def test_an_element_keeps_what_answers_it_and_the_report(element: str, begin: list[str]) -> None:
+    *measured, last = (step.title for step in steps(H200, PLACES, element))
+    assert [title[: len(b)] for title, b in zip(measured, begin, strict=True)] == begin
+    assert last == "tables, figures, verdicts and the page"
+
+
+def test_an_element_that_nothing_answers_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(DeclarationError, match=r"--element tab:fdw: nothing answers it\. Did you mean .tab:fwd.\?"):
+        steps(H200, PLACES, "tab:fdw")
+
+
+def test_the_announcement_names_steps_time_and_disk() -> None:
+    planned = [Step("one", 60, 1e6, lambda _: True), Step("two", 300, 2e9, lambda _: True)]
+    assert announcement(CPU, planned) == [
+        "on a processor (cpu, 2 processors):",
+        "  1. one, about 60 s",
+        "  2. two, about 5 min",
+        "together about 6 min and 2 GB of disk; what is finished is not done again",
+    ]
+
+
+def test_steps_run_in_order_and_those_not_as_declared_are_named() -> None:
+    said: list[str] = []
+
+    def good(say: object) -> bool:
+        assert callable(say)
+        say("fine")
+        return True
+
+    assert reproduce([Step("bad", 1, 0, lambda _: False), Step("good", 1, 0, good)], said.append) == ["bad"]
+    assert said == ["1/2 bad", "2/2 good", "  fine"]
+
+
+def test_the_command_announces_before_it_does_anything_and_tells_the_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("maxsim_bench.machine.this_machine", lambda: CPU)
+    monkeypatch.setattr("maxsim_bench.reproduce.steps", lambda *_: [Step("one", 5, 1e6, lambda _: False)])
+    dry = CliRunner().invoke(main, ["reproduce", "--dry-run"])
+    head = "on a processor (cpu, 2 processors):\n  1. one, about 5 s\n"
+    total = "together about 5 s and 1 MB of disk; what is finished is not done again\n"
+    assert (dry.exit_code, dry.output) == (0, head + total)
+    done = CliRunner().invoke(main, ["reproduce"])
+    assert (done.exit_code, done.output) == (1, head + total + "1/1 one\nnot as declared: one\n")
