@@ -227,3 +227,24 @@ def test_more_than_2_to_the_31_elements_score_correctly_at_both_ends(per):
         got = score(q, documents, path=path)
         for ends in (torch.arange(32), torch.arange(B - 32, B)):
             assert torch.equal(got[:, ends.cuda()], score_integer(q, documents.select(ends.cuda())))
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(120)
+@PER
+@pytest.mark.parametrize(("Nq", "Lq"), [(1, 32), (1, 700), (40, 32)])
+@pytest.mark.parametrize("layout", ["masked", "packed"])
+def test_many_ragged_documents_a_program_score_by_the_definition(per, Nq, Lq, layout):
+    """Loader and consumers walk the same documents; if they disagreed on one length, the kernel would not end."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    D = torch.randn(3000, 150, 128, device="cuda", generator=generator).half()
+    lengths = torch.randint(0, 151, (3000,), device="cuda", generator=generator)
+    if layout == "masked":
+        documents = tokens(D, lengths=lengths)
+    else:
+        rows = D[torch.arange(150, device="cuda") < lengths[:, None]]
+        documents = tokens(rows, cu_seqlens=torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+    q, k = quantize_int8(torch.randn(Nq, Lq, 128, device="cuda", generator=generator)), quantize_int8(documents, per)
+    want = score_integer(q, k)
+    for _ in range(5):
+        assert torch.equal(score(q, k), want)
