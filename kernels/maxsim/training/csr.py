@@ -16,7 +16,7 @@ from maxsim.training.launch import cdiv, launch, power_of_two, runs_interpreted
 MAX_ENTRY = 2**31 - 1
 GATHER = 1024  # elements of a gathered tile a warp: 32 fp16 values a thread, as many as stay in registers
 SCAN = 512  # entries that a warp scans at a time while sorting
-RANK = 32  # entries that it ranks at a time
+ENOUGH = 2048  # programs that keep an H200 busy with dQ; fewer queries than that share their documents
 Gradients = tuple[Tensor | None, Tensor | None]
 
 
@@ -34,17 +34,17 @@ def csr(
         query_dtype, document_dtype: of dQ and dD if not that of the embeddings.
 
     Returns:
-        dQ [Rq, d] and dD [Rd, d] in the dtype of the embeddings, None where not wanted. Memory beside them: per entry 2
-        bytes for the bucket and 2 for the sorted entry (4 and 4 where a document has more than 65536 entries), freed on
-        return, and 4 per document token.
+        dQ [Rq, d] and dD [Rd, d] in the dtype of the embeddings, None where not wanted. Memory beside them, freed on
+        return: per entry 2 bytes each for bucket and sorted entry (4 where a document has more than 65536 entries) and
+        1 for its row, and 4 per document token.
     """
-    dq = gradient_buffer(q, query_dtype) if query else None
-    if not document:
-        _queries_and_sort(q, d, winner, g, geo, dq, (winner, winner, winner), sort=False)
+    buffers = _csr_buffers(winner, geo) if document else (None, None, None, None)
+    dq = _queries_and_sort(q, d, winner, g, geo, buffers, query_dtype or q.dtype if query else None)
+    order, begin = buffers[2:]
+    if order is None or begin is None:
         return dq, None
-    buffers = _csr_buffers(winner, geo)
-    _queries_and_sort(q, d, winner, g, geo, dq, buffers, sort=True)
-    return dq, document_gradient(q, d, buffers[1], buffers[2], g, geo, document_dtype)
+    del buffers
+    return dq, document_gradient(q, d, order, begin, g, geo, document_dtype)
 
 
 def build(d: TokenBatch, winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor]:
@@ -52,9 +52,9 @@ def build(d: TokenBatch, winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor]
 
     Entry (t, i), t-th query of the document and token i, is the number (t << log_tokens_of(geo)) + i.
     """
-    buffers = _csr_buffers(winner, geo)
-    _queries_and_sort(d, d, winner, winner, geo, None, buffers, sort=True)
-    return buffers[1], buffers[2]
+    _, _, order, begin = buffers = _csr_buffers(winner, geo)
+    _queries_and_sort(d, d, winner, winner[..., 0], geo, buffers, None)
+    return order, begin
 
 
 def document_gradient(
@@ -76,8 +76,8 @@ def log_tokens_of(geo: Geometry) -> int:
     return max(0, (geo.Lq - 1).bit_length())
 
 
-def _csr_buffers(winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor, Tensor]:
-    """Bucket, sorted entries and row offsets, uninitialised."""
+def _csr_buffers(winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Bucket, row of each bucket entry, sorted entries and row offsets, uninitialised."""
     largest = geo.queries_per_document << log_tokens_of(geo)
     if largest > MAX_ENTRY:
         raise ValueError(
@@ -85,15 +85,21 @@ def _csr_buffers(winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor, Tensor]
             "use backward='onehot'"
         )
     stored = torch.int16 if largest <= 65536 else torch.int32
-    shape = (2, geo.documents, geo.queries_per_document * geo.Lq)
-    bucket, order = torch.empty(shape, dtype=stored, device=winner.device).unbind()
-    return bucket, order, torch.empty((geo.documents, geo.Ld + 1), dtype=torch.int32, device=winner.device)
+    shape = (geo.documents, geo.queries_per_document * geo.Lq)
+    device = winner.device
+    return (
+        torch.empty(shape, dtype=stored, device=device),
+        torch.empty(shape, dtype=torch.int8, device=device),
+        torch.empty(shape, dtype=stored, device=device),
+        torch.empty((geo.documents, geo.Ld + 1), dtype=torch.int32, device=device),
+    )
 
 
 def _queries_and_sort(
-    q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, dq: Tensor | None,
-    buffers: tuple[Tensor, Tensor, Tensor], *, sort: bool,
-) -> None:  # fmt: skip
+    q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry,
+    buffers: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None], query_dtype: torch.dtype | None,
+) -> Tensor | None:  # fmt: skip
+    """dQ where `query_dtype` says of which type, and the sort where there are buffers for it, in one launch."""
     log_tokens = log_tokens_of(geo)
     block_d = power_of_two(d.d)
     pairs = max(2, GATHER // block_d)
@@ -101,23 +107,33 @@ def _queries_and_sort(
     rows_per_tile = 32 if geo.Ld <= 4096 else 128
     slots = slot_rows(q)
     q_span = geo.Lq if slots is None else slots
-    query_programs = 0 if dq is None else geo.Nq * cdiv(q_span, block_i)
+    query_programs = 0 if query_dtype is None else geo.Nq * cdiv(q_span, block_i)
+    splits = max(1, min(cdiv(geo.K, 64), ENOUGH // max(1, query_programs)))
+    R = q.values.shape[0]
+    dq = None
+    if query_dtype is not None:
+        dq = gradient_buffer(q, query_dtype if splits == 1 else torch.float32, splits)
     tiles = cdiv(geo.Ld, rows_per_tile)
-    scan = min(SCAN, max(RANK, power_of_two(geo.queries_per_document << log_tokens)))
+    scan = min(SCAN, max(64, power_of_two(geo.queries_per_document << log_tokens)))
+    expected = geo.queries_per_document * geo.Lq * rows_per_tile // max(1, geo.Ld)  # entries of a tile
     launch(
-        "queries_and_sort", (query_programs + (geo.documents * tiles if sort else 0), 1),
+        "queries_and_sort", (query_programs * splits + (0 if buffers[0] is None else geo.documents * tiles), 1),
         (winner, g, d.values, dq, *buffers, d.starts, q.starts, q.lengths),
         (winner.stride(0), winner.stride(1), d.values.stride(0), geo.Lq, d.d),
         (
-            g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, query_programs, geo.queries_per_document, geo.K, geo.Ld,
-            geo.queries_per_document * geo.Lq, tiles,
+            g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, query_programs * splits, splits, R,
+            geo.queries_per_document, geo.K, geo.Ld, geo.queries_per_document * geo.Lq, tiles,
         ),
         (
             geo.shared, d.starts is not None, q.starts is not None, q.lengths is not None, slots is not None,
-            log_tokens, block_i, pairs // block_i, block_d, scan, rows_per_tile, RANK,
+            log_tokens, block_i, pairs // block_i, block_d, scan, rows_per_tile,
+            min(SCAN, max(64, power_of_two(expected))),
         ),
         1,
     )  # fmt: skip
+    if dq is None or splits == 1:
+        return dq
+    return dq.view(splits, R, d.d).sum(0).to(query_dtype)
 
 
 def _document_rows(

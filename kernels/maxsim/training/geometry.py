@@ -69,8 +69,9 @@ def slot_rows(batch: TokenBatch) -> int | None:
     return batch.pitch if tiled else None
 
 
-def gradient_buffer(batch: TokenBatch, dtype: torch.dtype | None = None) -> Tensor:
-    """[R, d] for the gradient of `values`: uninitialised where kernels write every row of it, else zeros."""
+def gradient_buffer(batch: TokenBatch, dtype: torch.dtype | None = None, copies: int = 1) -> Tensor:
+    """[copies * R, d] for the gradient of `values`: uninitialised where kernels write every row of it, else zeros."""
     packed = batch.total_rows is not None and batch.total_rows == batch.values.shape[0]
     make = torch.empty if packed or slot_rows(batch) is not None else torch.zeros
-    return make(batch.values.shape, dtype=dtype or batch.dtype, device=batch.device)
+    R, dim = batch.values.shape
+    return make((copies * R, dim), dtype=dtype or batch.dtype, device=batch.device)

@@ -19,7 +19,7 @@ from triton.runtime.interpreter import InterpretedFunction
 # Arguments come as pointers, integers whose divisibility decides how wide a load is, integers that vary from batch to
 # batch and bound no load (unspecialised, so that a new length compiles nothing), and constants, as `launch` has it.
 _SHARED = ["stride_gn", "stride_gk", "q_pitch", "d_pitch", "K", "Ld"]
-_SORT_VARIES = [*_SHARED, "q_span", "query_programs", "NQ", "per_document", "tiles"]
+_SORT_VARIES = [*_SHARED, "q_span", "query_programs", "splits", "q_rows", "NQ", "per_document", "tiles"]
 _ROWS_VARIES = [*_SHARED, "d_span", "Lq", "per_document", "LOCKSTEP"]
 _ONEHOT_VARIES = [*_SHARED, "d_span", "NQ"]
 _ATOMIC_VARIES = [*_SHARED, "k_programs"]
@@ -46,19 +46,25 @@ def _written_rows(lengths, n, max_length, slot, HAS_LENGTHS: tl.constexpr, SLOTS
 @triton.jit
 def _query_rows(
     pid, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
-    stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
+    stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d, splits, q_rows,
     SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
     Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
     BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """dQ of BI tokens of one query: gather the winning document rows, document by document, and sum them in fp32."""
+    """dQ of BI tokens of one query: gather the winning document rows, document by document, and sum them in fp32.
+
+    Where queries are few, `splits` programs share the documents of a query; each writes a partial sum of its own.
+    """
+    split = pid % splits
+    pid = pid // splits
+    share = tl.cdiv(tl.cdiv(K, splits), BK) * BK
     tiles = tl.cdiv(q_span, BI)
     n = pid // tiles
     i = (pid % tiles) * BI + tl.arange(0, BI)
     col = tl.arange(0, BD)
     own = winner + n.to(tl.int64) * stride_wn + i[:, None]
     acc = tl.zeros([BI, BK, BD], tl.float32)
-    for k0 in range(0, K, BK):
+    for k0 in range(split * share, tl.minimum(split * share + share, K), BK):
         k = k0 + tl.arange(0, BK)
         m = k
         if not SHARED:
@@ -76,7 +82,7 @@ def _query_rows(
         x = tl.load(d_values + row + col[None, None, :], mask=hit[:, :, None] & (col < d)[None, None, :], other=0.0)
         acc += tl.where(hit, weight[None, :], 0.0)[:, :, None] * x.to(tl.float32)
     out = tl.sum(acc, axis=1)
-    row = _first_row(q_starts, n, q_pitch, Q_STARTS) + i
+    row = _first_row(q_starts, n, q_pitch, Q_STARTS) + i + split.to(tl.int64) * q_rows
     written = _written_rows(q_lengths, n, Lq, q_span, Q_LENGTHS, Q_SLOTS)
     mask = (i < written)[:, None] & (col < d)[None, :]
     tl.store(dq + row[:, None] * d + col[None, :], out.to(dq.dtype.element_ty), mask=mask)
@@ -84,14 +90,15 @@ def _query_rows(
 
 @triton.jit
 def _sort_tile(
-    pid, winner, bucket, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, tiles,
+    pid, winner, bucket, row_of, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, tiles,
     SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, BE: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr,
 ):  # fmt: skip
-    """CSR rows lo .. lo + BJ - 1 of one document: a stable counting sort of its entries, restricted to those rows.
+    """CSR rows lo .. lo + BJ - 1 of one document: a stable sort of its entries by winner, restricted to those rows.
 
-    One program counts the entries that come before the tile, collects the tile's own in `bucket` in entry order, and
-    ranks them by row with a running one-hot sum. Programs share nothing, so there is nothing to synchronise. Entry
-    (t, i), t-th query of the document and token i, is stored as (t << LOG_TOKENS) + i in the type of `order`.
+    One program counts the entries that come before the tile, collects the tile's own in `bucket` in entry order (with
+    the row of the tile that each won in `row_of`), and then takes them out row by row. Programs share nothing, so there
+    is nothing to synchronise. Entry (t, i), t-th query of the document and token i, is stored as
+    (t << LOG_TOKENS) + i in the type of `order`.
     """
     m = pid // tiles
     lo = (pid % tiles) * BJ
@@ -112,41 +119,29 @@ def _sort_tile(
         before += ((w >= 0) & (w < lo)).to(tl.int32)
     head = tl.sum(before, axis=0)
     tail = head
-    mine = bucket + m.to(tl.int64) * per_document
+    offset = m.to(tl.int64) * per_document
     for e0 in range(0, total, BE):
         t, i = (e0 + lane) // TOKENS, (e0 + lane) % TOKENS
         w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
         keep = ((w >= lo) & (w < hi)).to(tl.int32)
-        slot = tail + tl.cumsum(keep, axis=0) - keep
-        tl.store(mine + slot, (e0 + lane).to(bucket.dtype.element_ty), mask=keep != 0)
+        slot = offset + tail + tl.cumsum(keep, axis=0) - keep
+        tl.store(bucket + slot, (e0 + lane).to(bucket.dtype.element_ty), mask=keep != 0)
+        tl.store(row_of + slot, (w - lo).to(tl.int8), mask=keep != 0)
         tail += tl.sum(keep, axis=0)
     tl.debug_barrier()  # the entries a thread reads below were stored by others of the program
-    j = lo + tl.arange(0, BJ)
-    part = tl.arange(0, BS)
-    count = tl.zeros([BJ], tl.int32)
-    for s in range(head, tail, BS):
-        e, w = _bucket_entries(mine, base, s + part, tail, stride_wn, TOKENS)
-        count += tl.sum((w[:, None] == j[None, :]).to(tl.int32), axis=0)
-    cursor = head + tl.cumsum(count, axis=0) - count
     rows = begin + m.to(tl.int64) * (Ld + 1)
-    tl.store(rows + j, cursor, mask=j < Ld)
-    tl.store(rows + hi, tail, mask=hi == Ld)
-    sorted_entries = order + m.to(tl.int64) * per_document
-    for s in range(head, tail, BS):
-        e, w = _bucket_entries(mine, base, s + part, tail, stride_wn, TOKENS)
-        hot = (w[:, None] == j[None, :]).to(tl.int32)
-        slot = tl.sum(hot * (tl.cumsum(hot, axis=0) - 1 + cursor[None, :]), axis=1)
-        tl.store(sorted_entries + slot, e.to(order.dtype.element_ty), mask=s + part < tail)
-        cursor += tl.sum(hot, axis=0)
-
-
-@triton.jit
-def _bucket_entries(mine, base, s, tail, stride_wn, TOKENS: tl.constexpr):
-    """Entries at bucket slots s and their winners; winner -1 past the tail."""
-    on = s < tail
-    e = _entry(tl.load(mine + s, mask=on, other=0))
-    w = tl.load(base + (e // TOKENS).to(tl.int64) * stride_wn + e % TOKENS, mask=on, other=-1).to(tl.int32)
-    return e, w
+    part = tl.arange(0, BS)
+    done = head
+    for j in range(lo, hi):
+        tl.store(rows + j, done)
+        for s in range(head, tail, BS):
+            row = tl.load(row_of + offset + s + part, mask=s + part < tail, other=-1).to(tl.int32)
+            keep = (row == j - lo).to(tl.int32)
+            e = tl.load(bucket + offset + s + part, mask=keep != 0, other=0)
+            tl.store(order + offset + done + tl.cumsum(keep, axis=0) - keep, e, mask=keep != 0)
+            done += tl.sum(keep, axis=0)
+    if hi == Ld:
+        tl.store(rows + Ld, tail)
 
 
 @triton.jit
@@ -160,9 +155,10 @@ def _entry(stored):
 
 @triton.jit(do_not_specialize=_SORT_VARIES)
 def queries_and_sort(
-    winner, g, d_values, dq, bucket, order, begin, d_starts, q_starts, q_lengths,
+    winner, g, d_values, dq, bucket, row_of, order, begin, d_starts, q_starts, q_lengths,
     stride_wn, stride_wk, stride_d, Lq, d,
-    stride_gn, stride_gk, d_pitch, q_pitch, q_span, query_programs, NQ, K, Ld, per_document, tiles,
+    stride_gn, stride_gk, d_pitch, q_pitch, q_span, query_programs, splits, q_rows,
+    NQ, K, Ld, per_document, tiles,
     SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
     Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
     LOG_TOKENS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
@@ -177,11 +173,11 @@ def queries_and_sort(
         _query_rows(
             pid, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
             stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
-            SHARED, D_STARTS, Q_STARTS, Q_LENGTHS, Q_SLOTS, BI, BK, BD,
+            splits, q_rows, SHARED, D_STARTS, Q_STARTS, Q_LENGTHS, Q_SLOTS, BI, BK, BD,
         )  # fmt: skip
     else:
         _sort_tile(
-            pid - query_programs, winner, bucket, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld,
+            pid - query_programs, winner, bucket, row_of, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld,
             per_document, tiles, SHARED, LOG_TOKENS, BE, BJ, BS,
         )  # fmt: skip
 
