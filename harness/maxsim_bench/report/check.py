@@ -1,7 +1,8 @@
 """Whether everything committed below figures/ and in the README still follows from results/.
 
 Room: `report`. May import: record, declare. Data is compared, not bytes: fonts and versions of matplotlib move
-pixels, results do not. A figure's files carry the hash of what they plot, so a file that shows something else is seen too.
+pixels, results do not. A figure's files carry the hash of what they plot, so a file that
+shows something else is seen too.
 """
 
 from __future__ import annotations

@@ -145,9 +145,7 @@ def axis_value(axis: str, value: Any) -> str:
         return "none" if axis == "memory_cap" else "–"
     if axis == "memory_cap":
         return f"{value / 1e9:g} GB"
-    if isinstance(value, float):
-        return count(value)
-    return str(value)
+    return count(value) if isinstance(value, (int, float)) else str(value)
 
 
 def described(axes: dict[str, Any]) -> str:

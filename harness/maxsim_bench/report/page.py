@@ -136,7 +136,7 @@ def _elements(verdicts: Ledger) -> list[dict[str, Any]]:
 
 
 def _coverage(page: Page) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Titles of the experiments; and for each declared card how many cells have a row, with the command for the rest."""
+    """Titles of the experiments; and for each declared card how many cells have a row and how to measure the rest."""
     declared = load_directory(page.experiments) if page.experiments.is_dir() else {}
     measured = set(page.results.frame["cell_hash"])
     cards = sorted(set(page.results.frame["device"]))

@@ -1,4 +1,4 @@
-"""Rows made up for the report's tests: a model of a card, so that curves have the shapes of real ones. Nothing measured."""
+"""Rows made up for the report's tests: a model of a card, so that curves look like real ones. Nothing is measured."""
 
 from __future__ import annotations
 

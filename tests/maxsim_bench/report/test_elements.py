@@ -75,7 +75,9 @@ def test_at_most_six_panels_and_the_caption_says_what_is_left_out(made: Any) -> 
 
 
 def test_figures_show_one_type_and_policy_and_say_which(made: Any) -> None:
-    cells = [made.cell(dtype=t, timing_policy=p, B=B) for t in ("bf16", "fp16") for p in ("graph", "cold_l2") for B in (1, 2)]
+    cells = [
+        made.cell(dtype=t, timing_policy=p, B=B) for t in ("bf16", "fp16") for p in ("graph", "cold_l2") for B in (1, 2)
+    ]
     frame = made.results(made.sweep(cells, ["fused"])).frame
     shown, told = slice_for_figures(frame)
     assert set(shown["dtype"]) == {"fp16"}
@@ -99,7 +101,11 @@ def test_tables_hold_a_word_where_no_number_is(made: Any, forward_rows: list[Row
 
 def test_the_memory_figure_knows_its_caps(made: Any) -> None:
     rows = made.sweep(
-        [made.cell("memory_scaling", B=B, Lq=1024, Ld=1024, memory_cap=cap) for cap in (42_400_000_000, None) for B in (1000, 20_000)],
+        [
+            made.cell("memory_scaling", B=B, Lq=1024, Ld=1024, memory_cap=cap)
+            for cap in (42_400_000_000, None)
+            for B in (1000, 20_000)
+        ],
         ["eager", "fused"],
     )  # fmt: skip
     made_of = found(made.results(rows))
@@ -114,7 +120,8 @@ def test_the_memory_figure_knows_its_caps(made: Any) -> None:
 
 def test_the_frontier_has_a_point_a_chunk_and_one_for_each_other_backend(made: Any) -> None:
     rows = made.sweep(
-        [made.cell("frontier_chunked", Lq=512, Ld=1024, B=2000, chunk=c) for c in (0, 64, 1024)], ["chunked", "fused", "eager"]
+        [made.cell("frontier_chunked", Lq=512, Ld=1024, B=2000, chunk=c) for c in (0, 64, 1024)],
+        ["chunked", "fused", "eager"],
     )
     data = found(made.results(rows))["frontier_chunked/frontier"].data
     assert sorted(data["backend"]) == ["chunked", "chunked", "chunked", "eager", "fused"]
@@ -129,7 +136,9 @@ def ranking(backend: str, delta: float, dataset: str = "scifact") -> Row:
 
 
 def test_fidelity_has_a_table_and_a_figure_with_intervals(made: Any) -> None:
-    made_of = found(made.results([ranking("fused", 0.0), ranking("fused_int8", -2e-3), ranking("fused", 1e-5, "apidocs")]))
+    made_of = found(
+        made.results([ranking("fused", 0.0), ranking("fused_int8", -2e-3), ranking("fused", 1e-5, "apidocs")])
+    )
     assert list(made_of["fidelity/fidelity"].frame["collection"]) == ["apidocs", "scifact", "scifact"]
     data = made_of["fidelity/difference"].data
     assert set(data["collection"]) == {"apidocs", "scifact"}
@@ -151,7 +160,9 @@ def test_per_query_values_are_read_from_the_file_beside_the_store(tmp_path: Path
 
 
 def test_the_square_of_lengths_shows_ours_against_the_best_other(made: Any) -> None:
-    rows = made.sweep([made.cell("lengths", Lq=Lq, Ld=Ld) for Lq in (32, 64) for Ld in (128, 256)], ["eager", "lik", "fused"])
+    rows = made.sweep(
+        [made.cell("lengths", Lq=Lq, Ld=Ld) for Lq in (32, 64) for Ld in (128, 256)], ["eager", "lik", "fused"]
+    )
     data = found(made.results(rows))["lengths/square-ahead-h200"].data
     at = {(r.cell.Lq, r.cell.Ld, r.backend): r.latency_ms for r in rows}
     first = data.iloc[0]
@@ -160,7 +171,9 @@ def test_the_square_of_lengths_shows_ours_against_the_best_other(made: Any) -> N
 
 
 def test_no_two_functions_make_the_same_artefact_and_all_are_found() -> None:
-    assert {"sweeps.sweep_figures", "memory.chunk_frontier", "fidelity.fidelity_table", "headline.headline"} <= set(makers())
+    assert {"sweeps.sweep_figures", "memory.chunk_frontier", "fidelity.fidelity_table", "headline.headline"} <= set(
+        makers()
+    )
 
 
 def test_every_drawing_of_every_element_can_be_saved(tmp_path: Path, made: Any) -> None:
@@ -174,7 +187,9 @@ def test_every_drawing_of_every_element_can_be_saved(tmp_path: Path, made: Any) 
         kinds.setdefault(getattr(figure.draw, "func", figure.draw), figure)
     assert len(kinds) == 4
     for figure in kinds.values():
-        for path in style.save(figure.draw(figure.data), tmp_path / figure.name, title="t", data_hash=figure.data_hash()):
+        for path in style.save(
+            figure.draw(figure.data), tmp_path / figure.name, title="t", data_hash=figure.data_hash()
+        ):
             assert f"data sha256:{figure.data_hash()}".encode() in path.read_bytes()
 
 

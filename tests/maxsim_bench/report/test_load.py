@@ -39,7 +39,9 @@ def test_of_several_versions_the_newest_measurement_counts(made: Any) -> None:
 
 
 def test_what_was_not_measured_is_nan_and_numbers_are_floats(made: Any) -> None:
-    row = Row(cell=made.cell(chunk=None), backend="eager", backend_version="1", gpu="x", status="oom", error="no memory")
+    row = Row(
+        cell=made.cell(chunk=None), backend="eager", backend_version="1", gpu="x", status="oom", error="no memory"
+    )
     frame = made.results([row]).frame
     assert math.isnan(frame.at[0, "latency_ms"])
     assert math.isnan(frame.at[0, "chunk"])

@@ -73,7 +73,8 @@ def test_no_special_character_of_latex_survives_unescaped(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.0123456, "0.0123"), (1.0, "1.00"), (999.9, "1000"), (12345.6, "12300"), (4.2e-7, "4.20e-07"), (0.0, "0"), (2.5e9, "2.50e+09"), (float("nan"), "")],
+    [(0.0123456, "0.0123"), (1.0, "1.00"), (999.9, "1000"), (12345.6, "12300"), (4.2e-7, "4.20e-07"),
+     (0.0, "0"), (2.5e9, "2.50e+09"), (float("nan"), "")],
 )  # fmt: skip
 def test_numbers_have_three_significant_digits(value: float, shown: str) -> None:
     assert names.number(value) == shown

@@ -9,7 +9,6 @@ import csv
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -56,7 +55,7 @@ class Claim(_Strict):
         """The published value, None for a word."""
         return None if self.metric == "status" else float(self.value)
 
-    @cached_property
+    @property
     def variants(self) -> dict[str, str]:
         """ "shape=ColPali;chunk=1024;best" → {"shape": "ColPali", "chunk": "1024", "best": ""}."""
         parts = (part.partition("=") for part in self.variant.split(";") if part)
@@ -216,8 +215,10 @@ def _claims(path: Path) -> tuple[Claim, ...]:
             try:
                 claim = Claim.model_validate(given)
                 _ = claim.number
-            except (ValidationError, ValueError) as error:
-                raise ReportError(f"{path}:{line}: {error}. Restore the file.") from None
+            except ValidationError as error:
+                raise ReportError(f"{_told(Path(f'{path}:{line}'), error)}. Restore the file.") from None
+            except ValueError:
+                raise ReportError(f"{path}:{line}: value: {claim.value!r} is no number. Restore the file.") from None
             found.append(claim)
     return tuple(found)
 

@@ -121,7 +121,8 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
             if not threshold.portable and before.fingerprint != after.fingerprint:
                 unlike += 1
                 continue
-            _require_number(before, threshold.metric)
+            _require_number(before, threshold.metric, base)
+            _require_number(after, threshold.metric, new)
             pairs.append(_Pair(before, after, threshold, effect_of(before, after, threshold, thresholds.confidence)))
     q_values = adjusted([math.nan if pair.effect is None else pair.effect.p_value for pair in pairs])
     decided += [_decide(pair, q, thresholds.false_discovery_rate) for pair, q in zip(pairs, q_values, strict=True)]
@@ -158,13 +159,13 @@ def _require_rows(base: Run, new: Run) -> None:
         )
 
 
-def _require_number(before: Measured, metric: str) -> None:
-    value = before.values[metric]
+def _require_number(one: Measured, metric: str, run: Run) -> None:
+    value = one.values[metric]
     zero_is_fine = metric in ("delta", "peak_extra_bytes", "max_rel_err", "ndcg_at_10")
     if math.isnan(value) or (value == 0 and not zero_is_fine):
         raise CompareError(
-            f"{before.backend} on {before.label}: {metric} of the base is {value:g}, so nothing can be compared with "
-            "it. Measure the base again."
+            f"{run.name}: {metric} of {one.backend} on {one.label} is {value:g}, so nothing can be compared with it. "
+            "Measure it again with --force."
         )
 
 

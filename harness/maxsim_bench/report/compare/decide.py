@@ -5,7 +5,8 @@ Room: `report`. May import: record, declare. A comparison starts as UNDECIDED an
     SAME      if the interval of the ratio lies within the practical threshold,
     FASTER or SLOWER
               if the test finds a difference after control of the false-discovery rate over the whole comparison, the
-              interval excludes 1, the ratio lies beyond the threshold, and (where clocks moved) it still does in clock cycles.
+              interval excludes 1, the ratio lies beyond the threshold, and (where clocks moved) it still does in clock
+              cycles.
 
 FASTER and SLOWER mean better and worse for every metric, memory and nDCG included.
 """

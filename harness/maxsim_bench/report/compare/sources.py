@@ -135,7 +135,8 @@ def _measured(row: Row, record: Any, base: Any) -> Measured:
     if timed is not None and isinstance(base, dict) and "ms" in base:
         mine, theirs = _rounds(timed), _rounds(base)
         both = sorted(mine.keys() & theirs.keys())
-        ratios = tuple(theirs[r] / mine[r] for r in both) if row.speedup is not None else None
+        if row.speedup is not None and all(mine[r] > 0 for r in both):
+            ratios = tuple(theirs[r] / mine[r] for r in both)
     flat = row.to_record()
     values = {k: float(v) for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     axes = {a: getattr(row.cell, a) for a in names.AXES if getattr(row.cell, a) is not None}

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 999
+MOST_SAMPLES = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -113,14 +114,13 @@ def samples_needed(effect: Effect, margin: float) -> int | None:
     """Samples a side that would narrow the interval so that it no longer holds the nearest threshold.
 
     The width of an interval falls with the square root of the count, so count × (half width / distance)². None where
-    the ratio sits on a threshold, which no number of samples settles.
+    the ratio sits so near a threshold that a million samples would not settle it.
     """
     half = (effect.high - effect.low) / 2
     distance = abs(abs(effect.ratio - 1) - margin)
     count = max(effect.base_count, effect.new_count)
-    if distance == 0 or half == 0:
-        return None
-    return max(count + 1, math.ceil(count * (half / distance) ** 2))
+    wanted = count * (half / distance) ** 2 if distance > 0 else math.inf
+    return max(count + 1, math.ceil(wanted)) if wanted <= MOST_SAMPLES else None
 
 
 @dataclass(frozen=True)
@@ -144,30 +144,31 @@ def rate(hits: int, tries: int, *, confidence: float = 0.95) -> Rate:
     return Rate(hits, tries, hits / tries, float(interval.low), float(interval.high))
 
 
-def steps(values: Sequence[float], *, penalty: float = 3.0, noise_floor: float = 0.003) -> list[int]:
+def steps(values: Sequence[float], *, penalty: float = 3.0, noise_floor: float = 0.003, least: int = 3) -> list[int]:
     """Indices at which a series of positive values steps to another level.
 
     The piecewise-constant fit that minimises Σ|log value − level| + γ · (number of levels), found exactly by dynamic
     programming over the last step (Friedrich, Kempe, Liebscher & Winkler, "Complexity penalized M-estimation: fast
     computation", Journal of Computational and Graphical Statistics 17(1), 2008; airspeed velocity detects steps
-    the same way). A level is the median of its values, so that one outlier is no step.
+    the same way). A level is the median of its values.
 
     Args:
         penalty: γ in units of the noise times log n.
+        least: values a level has at least, so that one outlier is no level.
         noise_floor: least noise (of the logarithm) that is assumed: a quiet series must not step at its own jitter.
     """
     logs = np.log(np.asarray(values, dtype=np.float64))
     count = len(logs)
-    if count < 2:
+    if count < 2 * least:
         return []
     # Differences of neighbours are free of steps but for a few; their median size over 0.6745·√2 estimates sigma.
     sigma = max(float(np.median(np.abs(np.diff(logs)))) / (0.6745 * math.sqrt(2)), noise_floor)
     gamma = penalty * sigma * math.log(max(count, 3))
     best, last = [0.0], [0]
     for end in range(1, count + 1):
-        costs = [best[start] + gamma + _deviation(logs[start:end]) for start in range(end)]
-        start = int(np.argmin(costs))
-        best.append(costs[start])
+        costs = [best[start] + gamma + _deviation(logs[start:end]) for start in range(end - least + 1)]
+        start = int(np.argmin(costs)) if costs else 0
+        best.append(costs[start] if costs else math.inf)
         last.append(start)
     found, end = [], count
     while end > 0:

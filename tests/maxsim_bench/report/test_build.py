@@ -1,0 +1,198 @@
+"""Building a report and checking it: everything follows from the rows, and what does not is named."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maxsim_bench.report.build import PAGE, Places, build_report
+from maxsim_bench.report.check import check
+from maxsim_bench.report.load import ReportError
+from maxsim_bench.report.readme import BEGIN, END, current_block
+
+ROOT = Path(__file__).parents[3]
+
+
+class Built:
+    """A small checkout with a report in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.results, self.figures, self.readme = root / "results", root / "figures", root / "README.md"
+        self.places = Places(ROOT / "experiments")
+
+    def build(self) -> Any:
+        return build_report([self.results], self.figures, places=self.places, readme=self.readme)
+
+    def check(self) -> list[str]:
+        return check([self.results], self.figures, places=self.places, readme=self.readme)
+
+
+@pytest.fixture(scope="module")
+def fresh(tmp_path_factory: pytest.TempPathFactory, made: Any) -> tuple[Path, Any]:
+    """A checkout whose report was built once, and what building it said."""
+    root = tmp_path_factory.mktemp("fresh")
+    one = Built(root)
+    one.readme.write_text(f"# title\n\n{BEGIN}\n{END}\n\nAfter.\n")
+    made.written(one.results, made.sweep([made.cell(B=B) for B in (100, 1000)], ["eager", "flash_maxsim", "fused"]))
+    return root, one.build()
+
+
+@pytest.fixture
+def built(tmp_path: Path, fresh: tuple[Path, Any]) -> Built:
+    """A copy of it, to be changed."""
+    shutil.copytree(fresh[0], tmp_path / "checkout")
+    return Built(tmp_path / "checkout")
+
+
+def test_a_report_that_was_just_built_is_up_to_date_and_building_again_draws_nothing(
+    built: Built, fresh: tuple[Path, Any]
+) -> None:
+    assert fresh[1].drawn == 4
+    assert built.check() == []
+    again = built.build()
+    assert (again.drawn, again.removed) == (0, ())
+    assert built.check() == []
+
+
+def test_every_artefact_says_what_made_it_of_which_csv(built: Built) -> None:
+    told = json.loads((built.figures / "forward" / "latency-over-B.json").read_text())
+    assert told["provenance"]["command"] == "maxsim-bench report"
+    assert list(told["provenance"]["inputs"]) == ["h200/forward.csv"]
+    assert re.fullmatch("[0-9a-f]{64}", told["data_sha256"])
+    assert {f"forward/{name}" for name in told["files"]} == {
+        p.relative_to(built.figures).as_posix()
+        for p in built.figures.glob("forward/latency-over-B.*")
+        if p.suffix != ".json"
+    }
+
+
+def test_new_rows_make_the_report_stale_by_name(built: Built, made: Any) -> None:
+    made.written(built.results, made.sweep([made.cell(B=5000)], ["fused"]))
+    told = "\n".join(built.check())
+    for name in ("forward/latency", "forward/latency-over-B", PAGE, "README.md"):
+        assert name in told
+    built.build()
+    assert built.check() == []
+
+
+@pytest.mark.parametrize("name", ["latency.md", "latency-over-B.csv", "latency-over-B.png", "latency-over-B.pdf"])
+def test_a_file_that_was_changed_by_hand_is_seen(built: Built, name: str) -> None:
+    path = built.figures / "forward" / name
+    path.write_bytes(path.read_bytes().replace(b"sha256:", b"sha256;").replace(b"100", b"900"))
+    assert any(name in told for told in built.check())
+
+
+def test_a_file_that_is_gone_is_seen_and_made_again(built: Built) -> None:
+    (built.figures / "forward" / "latency-over-B.pdf").unlink()
+    assert any("latency-over-B.pdf" in told for told in built.check())
+    assert built.build().drawn == 1
+    assert built.check() == []
+
+
+def test_what_no_row_makes_any_more_is_named_and_removed(built: Built, made: Any) -> None:
+    made.written(built.results, made.sweep([made.cell("lengths", B=B) for B in (4, 16)], ["eager", "fused"]))
+    built.build()
+    (built.results / "h200" / "lengths.csv").unlink()
+    assert any("lengths/latency.json: nothing in the results makes this" in told for told in built.check())
+    assert "lengths/latency" in built.build().removed
+    assert not list(built.figures.glob("lengths/*"))
+
+
+def test_the_readme_keeps_what_stands_around_the_block(built: Built) -> None:
+    text = built.readme.read_text()
+    assert text.startswith("# title\n\n")
+    assert text.endswith(f"{END}\n\nAfter.\n")
+    block = current_block(built.readme)
+    assert block is not None
+    assert "fused (ours) [ms]" in block
+    for link in re.findall(r"\]\(([^)]+)\)", block):
+        assert (built.readme.parent / link).exists(), link
+
+
+def test_a_block_that_was_edited_is_seen(built: Built) -> None:
+    built.readme.write_text(built.readme.read_text().replace("textual", "textural"))
+    assert any("the generated block" in told for told in built.check())
+
+
+def test_a_readme_without_markers_is_refused_with_the_markers(built: Built) -> None:
+    built.readme.write_text("# nothing\n")
+    with pytest.raises(ReportError, match="results:begin"):
+        built.build()
+
+
+class Loads(HTMLParser):
+    """Everything that a page would load, its ids, and the targets of its links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+        self.ids: set[str] = set()
+        self.links: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("script", "link", "iframe"):
+            self.loaded.append(tag)
+        if tag == "img":
+            self.loaded += [] if (given["src"] or "").startswith("data:image/png;base64,") else [str(given["src"])]
+        if given.get("id"):
+            self.ids.add(str(given["id"]))
+        if tag == "a":
+            self.links.add(str(given["href"]))
+
+
+def test_the_page_loads_nothing_and_has_every_part(built: Built) -> None:
+    html = (built.figures / PAGE).read_text(encoding="utf-8")
+    page = Loads()
+    page.feed(html)
+    assert page.loaded == []
+    assert "url(" not in html
+    assert {"summary", "environment", "protocol", "results", "goals", "claims", "failed", "missing"} <= page.ids
+    assert {link.removeprefix("#") for link in page.links} <= page.ids
+    assert "env-h200" in html
+    assert "maxsim-bench run lengths --profile paper" in html
+
+
+def test_what_failed_is_on_the_page_with_its_reason(built: Built, made: Any) -> None:
+    made.written(
+        built.results, made.sweep([made.cell("memory_scaling", B=100_000, Lq=1024, Ld=1024)], ["eager", "fused"])
+    )
+    built.build()
+    html = (built.figures / PAGE).read_text(encoding="utf-8")
+    failed = html[html.index('id="failed"') : html.index('id="missing"')]
+    assert "CUDA out of memory" in failed
+    assert "<td>eager</td><td>oom</td>" in failed
+
+
+def test_a_checkout_without_results_has_a_report_that_says_so(tmp_path: Path) -> None:
+    (tmp_path / "results").mkdir()
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\n")
+    paths = build_report(
+        [tmp_path / "results"], tmp_path / "figures", places=Places(ROOT / "experiments"), readme=readme
+    )
+    assert "No results are committed yet" in readme.read_text()
+    assert paths.figures == ()
+    assert "nothing has been measured yet" in paths.page.read_text()
+
+
+def test_composing_needs_neither_torch_nor_matplotlib(built: Built) -> None:
+    """Checking draws nothing, so it runs where matplotlib is missing or slow."""
+    program = (
+        "import sys; from pathlib import Path; from maxsim_bench.report.check import check\n"
+        "from maxsim_bench.report.build import Places\n"
+        "results, figures, experiments = map(Path, sys.argv[1:])\n"
+        "assert check([results], figures, places=Places(experiments)) == []\n"
+        "assert not {'torch', 'triton', 'matplotlib'} & set(sys.modules)\n"
+    )
+    given = [str(built.results), str(built.figures), str(ROOT / "experiments")]
+    done = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

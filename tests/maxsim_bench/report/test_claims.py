@@ -1,0 +1,246 @@
+"""The ledger: which rows answer which claims, and what the verdicts are."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maxsim_bench.record.row import Row
+from maxsim_bench.report.claims import Paper, ledger, read_paper
+from maxsim_bench.report.claims.ledger import VERDICTS, Entry
+from maxsim_bench.report.claims.match import Index, NoAnswer, answer
+from maxsim_bench.report.claims.paper import Claim
+from maxsim_bench.report.load import ReportError, Results, load
+
+PAPER = Path(__file__).parents[3] / "experiments" / "paper"
+
+
+@pytest.fixture(scope="module")
+def paper() -> Paper:
+    return read_paper(PAPER)
+
+
+def claim(**changes: Any) -> Claim:
+    """Fused over eager at ColPali, B = 1000, published on an A100."""
+    fields: dict[str, Any] = {
+        "claim_id": "c", "paper_element": "tab:fwd_abs", "experiment": "forward", "gpu": "A100-80GB",
+        "backend": "fused",
+        "Nq": 1, "B": 1000, "Lq": 1024, "Ld": 1024, "d": 128, "dtype": "fp16", "dataset": "", "encoder": "",
+        "metric": "latency_ms", "value": "1.7", "unit": "ms", "relation": "=", "superseded": False, "source": "f.json",
+        "note": "", "baseline": "", "variant": "shape=ColPali",
+    }  # fmt: skip
+    return Claim.model_validate({**fields, **changes})
+
+
+def verdict(one: Claim, paper: Paper, results: Results) -> Entry:
+    return ledger(Paper((one,), paper.tolerances, paper.mapping, paper.elements), results).entries[0]
+
+
+def row_of(results: Results, backend: str) -> Row:
+    return next(row for row in results.rows if row.backend == backend)
+
+
+@pytest.fixture
+def colpali(made: Any) -> Results:
+    cells = [made.cell(gpu=gpu, Lq=1024, Ld=1024) for gpu in ("h200",)]
+    return made.results(made.sweep(cells, ["eager", "eager_tf32", "fused", "flash_maxsim"]))
+
+
+def test_without_results_no_claim_is_confirmed_but_arithmetic(paper: Paper, made: Any) -> None:
+    found = ledger(paper, made.results([]))
+    assert len(found.entries) == len(paper.claims)
+    assert {e.measured_by for e in found.entries if e.verdict in ("holds", "better", "differs")} == {"arithmetic"}
+    assert all(e.why for e in found.entries)
+    assert found.counts()["superseded"] == sum(c.superseded for c in paper.claims)
+    assert sum(found.counts().values()) == len(paper.claims)
+
+
+def test_the_summary_counts_every_claim_once(paper: Paper, made: Any) -> None:
+    summary = ledger(paper, made.results([])).summary()
+    assert summary["claims"].sum() == len(paper.claims)
+    assert (summary[list(VERDICTS)].sum(axis=1) == summary["claims"]).all()
+
+
+def test_every_number_that_is_arithmetic_follows_from_its_sizes(paper: Paper, made: Any) -> None:
+    """The published arithmetic is right; a wrong formula of ours would differ."""
+    computed = [e for e in ledger(paper, made.results([])).entries if e.measured_by == "arithmetic"]
+    assert len(computed) > 50
+    assert [e.claim_id for e in computed if e.verdict not in ("holds", "superseded")] == []
+
+
+def test_the_papers_kernel_is_judged_by_its_own_package_with_ours_beside(paper: Paper, colpali: Results) -> None:
+    entry = verdict(claim(metric="max_rel_err", value="4.1e-7", unit="fraction"), paper, colpali)
+    assert (entry.verdict, entry.measured_by, entry.ours_by) == ("holds", "flash-maxsim", "fused (ours)")
+    assert entry.cell == row_of(colpali, "fused").cell.hash()
+    assert entry.source == "h200/forward.csv"
+
+
+def test_a_latency_of_another_card_is_shown_beside_and_not_judged(paper: Paper, colpali: Results) -> None:
+    entry = verdict(claim(), paper, colpali)
+    assert entry.verdict == "other hardware"
+    assert entry.comparable.startswith("no: latency depends on the card")
+    assert float(entry.measured) == pytest.approx(row_of(colpali, "flash_maxsim").latency_ms, rel=1e-3)
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.0, "holds"), (1.05, "holds"), (0.5, "differs"), (2.0, "better")])
+def test_a_latency_of_the_same_card_is_judged(paper: Paper, made: Any, factor: float, expected: str) -> None:
+    """The factor is published over measured: half the measured time was published, so ours differs."""
+    results = made.results(made.sweep([made.cell(gpu="a100-80gb", Lq=1024, Ld=1024)], ["flash_maxsim"]))
+    entry = verdict(claim(value=str(factor * results.rows[0].latency_ms)), paper, results)
+    assert entry.verdict == expected
+    assert entry.comparable == "yes: same card"
+
+
+def test_a_speed_up_is_a_median_of_paired_ratios_never_a_quotient_of_medians(
+    tmp_path: Path, paper: Paper, made: Any
+) -> None:
+    rows = made.sweep([made.cell(gpu="a100-80gb", Lq=1024, Ld=1024)], ["eager", "eager_tf32", "flash_maxsim"])
+    one = claim(metric="speedup", value="7.7", unit="x", baseline="eager_fp16")
+    own = verdict(one, paper, made.results(rows))
+    expected = next(r.speedup for r in rows if r.backend == "flash_maxsim")
+    assert float(own.measured) == pytest.approx(expected, rel=1e-3)
+    other = one.model_copy(update={"baseline": "eager_fp32_tf32"})
+    assert "no raw samples" in verdict(other, paper, made.results(rows)).why
+    paired = verdict(other, paper, load([made.written(tmp_path, rows)]))
+    times = {r.backend: r.latency_ms for r in rows}
+    assert float(paired.measured) == pytest.approx(times["eager_tf32"] / times["flash_maxsim"], rel=0.01)
+
+
+def test_a_memory_ratio_compares_across_cards(paper: Paper, made: Any) -> None:
+    cell = made.cell("frontier_chunked", B=10_000, Lq=1024, Ld=1024, chunk=1024)
+    results = made.results(made.sweep([cell], ["eager", "chunked", "flash_maxsim", "fused"]))
+    flush = 104857600
+    eager, fused = row_of(results, "eager"), row_of(results, "flash_maxsim")
+    ratio = (eager.input_bytes + eager.peak_extra_bytes + flush) / (fused.input_bytes + fused.peak_extra_bytes + flush)
+    one = claim(
+        paper_element="tab:fwd_chunked", experiment="frontier_chunked", B=10_000, metric="memory_ratio", unit="x",
+        value=str(ratio), baseline="eager_fp16",
+    )  # fmt: skip
+    entry = verdict(one, paper, results)
+    assert (entry.verdict, entry.comparable) == ("holds", "yes: memory_ratio compares across cards")
+    assert "flush buffer was resident" in entry.reading
+    assert "without that" in entry.reading
+
+
+def test_a_peak_is_read_as_published_and_as_a_footprint(paper: Paper, colpali: Results) -> None:
+    row = row_of(colpali, "eager")
+    published = (row.peak_extra_bytes + 3 * row.input_bytes + 104857600) / 1e9
+    entry = verdict(claim(backend="eager_fp16", metric="peak_gb", unit="GB", value=str(published)), paper, colpali)
+    assert entry.verdict == "holds"
+    assert f"{(row.peak_extra_bytes + row.input_bytes) / 1e9:.3f}"[:5] in entry.reading
+
+
+def test_a_range_takes_the_low_end_over_its_cells(paper: Paper, made: Any) -> None:
+    cells = [
+        made.cell("frontier_chunked", B=B, Lq=Lq, Ld=1024, chunk=1024) for B in (10_000, 20_000) for Lq in (512, 1024)
+    ]
+    results = made.results(made.sweep(cells, ["eager", "chunked", "flash_maxsim"]))
+    low = next(c for c in paper.claims if c.paper_element == "abstract (EMNLP)" and c.variant == "range=low")
+    high = low.model_copy(update={"variant": "range=high", "relation": "<="})
+    assert float(verdict(low, paper, results).measured) < float(verdict(high, paper, results).measured)
+    assert verdict(low, paper, results).cell == "4 cells"
+
+
+@pytest.mark.parametrize(("cap", "expected"), [(42_400_000_000, "holds"), (None, "other hardware")])
+def test_does_it_fit_is_compared_under_the_same_cap_only(
+    paper: Paper, made: Any, cap: int | None, expected: str
+) -> None:
+    results = made.results(
+        made.sweep([made.cell("memory_scaling", B=20_000, Lq=1024, Ld=1024, memory_cap=cap)], ["eager"])
+    )
+    one = claim(
+        paper_element="fig:scaling", experiment="memory_scaling", gpu="A100-40GB", backend="eager_fp16", B=20_000,
+        metric="status", value="oom", unit="status",
+    )  # fmt: skip
+    assert verdict(one, paper, results).verdict == expected
+
+
+def test_the_first_corpus_that_does_not_fit(paper: Paper, made: Any) -> None:
+    cells = [
+        made.cell("memory_scaling", B=B, Lq=1024, Ld=1024, memory_cap=42_400_000_000) for B in (10_000, 20_000, 50_000)
+    ]
+    results = made.results(made.sweep(cells, ["eager"]))
+    one = claim(
+        paper_element="fig:scaling", experiment="memory_scaling", gpu="A100-40GB", backend="eager_fp16", B=20_000,
+        metric="first_oom_B", value="20000", unit="docs",
+    )  # fmt: skip
+    assert (verdict(one, paper, results).verdict, verdict(one, paper, results).measured) == ("holds", "20000")
+
+
+def test_a_row_that_failed_answers_with_its_reason(paper: Paper, made: Any) -> None:
+    failed = Row(
+        cell=made.cell(Lq=1024, Ld=1024), backend="flash_maxsim", backend_version="1", gpu="NVIDIA H200",
+        status="crash",
+        error="illegal memory access",
+    )  # fmt: skip
+    entry = verdict(claim(), paper, made.results([failed]))
+    assert entry.verdict == "not measured"
+    assert "crash there: illegal memory access" in entry.why
+
+
+def test_what_is_missing_is_told_with_the_command_that_measures_it(paper: Paper, made: Any) -> None:
+    told = verdict(claim(), paper, made.results([])).why
+    assert "maxsim-bench run forward --backend flash_maxsim --where Nq=1 --where B=1000" in told
+
+
+def test_a_superseded_claim_is_for_audit_only(paper: Paper, colpali: Results) -> None:
+    assert verdict(claim(superseded=True), paper, colpali).verdict == "superseded"
+
+
+@pytest.mark.parametrize(
+    ("relation", "published", "expected"),
+    [("<=", 5e-7, "holds"), ("<=", 1e-7, "differs"), ("~", 4.2e-7, "holds"), ("up to", 4e-7, "holds")],
+)  # fmt: skip
+def test_relations_are_kept(paper: Paper, colpali: Results, relation: str, published: float, expected: str) -> None:
+    one = claim(metric="max_rel_err", unit="fraction", value=str(published), relation=relation)
+    assert verdict(one, paper, colpali).verdict == expected
+
+
+def test_a_claim_without_a_shape_is_not_answered_by_just_any_row(paper: Paper, colpali: Results) -> None:
+    with pytest.raises(NoAnswer):
+        answer(claim(B=None), paper, Index(colpali))
+
+
+def test_rankings_answer_by_data_set_and_encoder(paper: Paper, made: Any) -> None:
+    from maxsim_bench.declare.cell import Cell
+
+    cell = Cell(
+        experiment="audit", gpu="h200", op="fidelity", dataset="arguana", split="test", encoder="lightonai_colbertv2"
+    )
+    row = Row(
+        cell=cell,
+        backend="flash_maxsim",
+        backend_version="1",
+        gpu="NVIDIA H200",
+        status="ok",
+        ndcg_at_10=0.46,
+        delta=1e-4,
+    )
+    one = claim(
+        paper_element="tab:beir_ndcg", experiment="beir", Nq=1406, B=None, Lq=None, Ld=None, d=128, metric="ndcg@10",
+        unit="fraction", value="0.462", dataset="BEIR/ArguAna", encoder="lightonai_colbertv2", variant="",
+    )  # fmt: skip
+    assert verdict(one, paper, made.results([row])).verdict == "holds"
+    other = one.model_copy(update={"dataset": "BEIR/SciDocs"})
+    assert "weights are not to be had" in verdict(other, paper, made.results([row])).why
+
+
+def test_a_metric_without_a_tolerance_is_a_mistake_of_the_data(tmp_path: Path) -> None:
+    shutil.copytree(PAPER, tmp_path / "paper")
+    path = tmp_path / "paper" / "tolerances.toml"
+    path.write_text(path.read_text().replace('metrics = ["speedup"]', 'metrics = ["speed-up"]'))
+    with pytest.raises(ReportError, match="no class holds the metric 'speedup'"):
+        read_paper(tmp_path / "paper")
+
+
+def test_a_damaged_line_of_the_claims_is_named(tmp_path: Path) -> None:
+    shutil.copytree(PAPER, tmp_path / "paper")
+    path = tmp_path / "paper" / "claims.csv"
+    lines = path.read_text().splitlines(keepends=True)
+    lines[3] = lines[3].replace(",=,no,", ",about,no,")
+    path.write_text("".join(lines))
+    with pytest.raises(ReportError, match=r"claims\.csv:4: .*relation"):
+        read_paper(tmp_path / "paper")

@@ -1,0 +1,434 @@
+"""Two runs against each other: decisions, refusals, spellings."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import samples_path
+from maxsim_bench.record.store import Store
+from maxsim_bench.report.compare import (
+    CompareError,
+    Thresholds,
+    compare_results,
+    compare_runs,
+    decide_interleaved,
+    rate,
+    read_run,
+    read_thresholds,
+)
+from maxsim_bench.report.compare.compare import decisions
+from maxsim_bench.report.compare.decide import decide_exact, decide_sampled
+from maxsim_bench.report.compare.statistics import (
+    Effect,
+    adjusted,
+    independent_effect,
+    paired_effect,
+    samples_needed,
+    steps,
+)
+from maxsim_bench.report.compare.thresholds import Threshold
+from maxsim_bench.report.load import ReportError
+
+THRESHOLDS = Path(__file__).parents[3] / "experiments" / "compare" / "thresholds.toml"
+
+
+@pytest.fixture(scope="module")
+def thresholds() -> Thresholds:
+    return read_thresholds(THRESHOLDS)
+
+
+@pytest.fixture
+def rows(made: Any) -> list[Row]:
+    return made.sweep([made.cell(B=B) for B in (100, 1000, 10_000)], ["eager", "fused"])
+
+
+def slower(rows: list[Row], factor: float, backend: str = "fused") -> list[Row]:
+    """The rows with one backend's times multiplied, as a lost optimisation would."""
+    return [
+        row.model_copy(update={"latency_ms": factor * row.latency_ms, "speedup": row.speedup / factor})
+        if row.backend == backend and row.latency_ms is not None and row.speedup is not None
+        else row
+        for row in rows
+    ]
+
+
+def run(folder: Path, rows: list[Row], made: Any, **sampling: Any) -> str:
+    return str(made.written(folder, rows, **sampling))
+
+
+def of(comparison: Any, backend: str, metric: str) -> set[str]:
+    return {one.decision for one in comparison.decided if (one.backend, one.metric) == (backend, metric)}
+
+
+def test_the_same_rows_with_other_noise_are_the_same(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    done = compare_results(
+        run(tmp_path / "a", rows, made), run(tmp_path / "b", rows, made, seed=1), thresholds=THRESHOLDS
+    )
+    assert set(decisions(done)) == {"SAME"}
+    assert done.exit_code == 0
+
+
+@pytest.mark.parametrize(("factor", "expected"), [(1.1, "SLOWER"), (0.9, "FASTER")])
+def test_a_change_is_found_for_the_backend_that_changed_alone(
+    tmp_path: Path, rows: list[Row], made: Any, factor: float, expected: str
+) -> None:
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", slower(rows, factor), made, seed=1)
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    assert of(done, "fused", "latency_ms") == {expected}
+    assert of(done, "fused", "speedup") == {expected}
+    assert of(done, "eager", "latency_ms") == {"SAME"}
+    assert done.exit_code == (1 if expected == "SLOWER" else 0)
+    assert done.decided[0].decision == expected
+
+
+def test_wide_scatter_is_undecided_and_says_how_many_samples_would_settle_it(
+    tmp_path: Path, rows: list[Row], made: Any
+) -> None:
+    base, new = run(tmp_path / "a", rows, made, noise=0.2), run(tmp_path / "b", rows, made, noise=0.2, seed=1)
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    undecided = [one for one in done.decided if one.metric == "latency_ms"]
+    assert {one.decision for one in undecided} == {"UNDECIDED"}
+    assert all(one.needed is not None and one.needed > 40 for one in undecided)
+    assert done.exit_code == 0
+
+
+def test_memory_is_compared_exactly_with_a_floor_in_bytes(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    grown = [r.model_copy(update={"peak_extra_bytes": (r.peak_extra_bytes or 0) + (5 << 20)}) for r in rows]
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", grown, made)
+    assert of(compare_results(base, new, thresholds=THRESHOLDS), "fused", "peak_extra_bytes") == {"SLOWER"}
+    little = [r.model_copy(update={"peak_extra_bytes": (r.peak_extra_bytes or 0) + 1000}) for r in rows]
+    other = run(tmp_path / "c", little, made)
+    assert of(compare_results(base, other, thresholds=THRESHOLDS), "fused", "peak_extra_bytes") == {"SAME"}
+
+
+def test_on_another_machine_only_ratios_to_the_baseline_are_compared(
+    tmp_path: Path, rows: list[Row], made: Any
+) -> None:
+    elsewhere = [r.model_copy(update={"environment_id": "other", "latency_ms": 3 * (r.latency_ms or 0)}) for r in rows]
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", elsewhere, made, seed=1)
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    assert of(done, "fused", "latency_ms") == set()
+    assert of(done, "fused", "speedup") == {"SAME"}
+    assert "absolute times were not compared" in done.notes[0]
+
+
+def test_a_backend_that_stopped_working_is_a_loss(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    broken = Row(
+        **{**{k: getattr(rows[1], k) for k in ("cell", "backend", "backend_version", "gpu", "environment_id")}},
+        status="crash", error="illegal memory access",
+    )  # fmt: skip
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", [rows[0], broken, *rows[2:]], made)
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    assert (done.decided[0].decision, done.decided[0].metric) == ("SLOWER", "status") or "status" in {
+        d.metric for d in done.decided if d.decision == "SLOWER"
+    }
+    assert any("illegal memory access" in d.reason for d in done.decided)
+
+
+def test_clocks_that_moved_explain_a_difference(
+    tmp_path: Path, rows: list[Row], made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8 % slower at 8 % lower clocks is the same number of cycles."""
+    base = read_run(run(tmp_path / "a", rows, made))
+    new = read_run(run(tmp_path / "b", slower(rows, 1.08), made, seed=1))
+    slow = {s: m.__class__(**{**m.__dict__, "clock": 1900.0 / 1.08}) for s, m in new.measured.items()}
+    done = compare_runs(base, new.__class__("new", slow), read_thresholds(THRESHOLDS))
+    one = next(d for d in done.decided if (d.backend, d.metric) == ("fused", "latency_ms"))
+    assert (one.decision, one.reason.split(",")[0]) == ("UNDECIDED", "clocks moved")
+
+
+# Refusals.
+
+
+def test_runs_without_a_common_row_are_refused(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    other = made.sweep([made.cell(B=7)], ["fused"])
+    with pytest.raises(CompareError, match="no row in common"):
+        compare_results(run(tmp_path / "a", rows, made), run(tmp_path / "b", other, made), thresholds=THRESHOLDS)
+
+
+def test_a_vanished_row_is_refused_by_name(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    with pytest.raises(CompareError, match=r"1 rows of .* are not in .*\n  fused: forward on H200: .*B = 10K"):
+        compare_results(run(tmp_path / "a", rows, made), run(tmp_path / "b", rows[:-1], made), thresholds=THRESHOLDS)
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan])
+def test_a_base_of_zero_or_nan_is_refused(tmp_path: Path, rows: list[Row], made: Any, value: float) -> None:
+    spoilt = [rows[0].model_copy(update={"latency_ms": value}), *rows[1:]]
+    with pytest.raises(CompareError, match=r"latency_ms of eager on .* is (0|nan)"):
+        compare_results(run(tmp_path / "a", spoilt, made), run(tmp_path / "b", rows, made), thresholds=THRESHOLDS)
+
+
+def test_a_run_under_two_fingerprints_is_refused(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    mixed = [rows[0].model_copy(update={"environment_id": "other"}), *rows[1:]]
+    with pytest.raises(CompareError, match="forward on h200 was measured under 2 fingerprints"):
+        compare_results(run(tmp_path / "a", mixed, made), run(tmp_path / "b", rows, made), thresholds=THRESHOLDS)
+
+
+def test_a_truncated_csv_is_refused(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", rows, made)
+    path = Path(new) / "h200" / "forward.csv"
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CompareError, match="last line is cut off"):
+        compare_results(base, new, thresholds=THRESHOLDS)
+
+
+def test_truncated_samples_are_refused(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", rows, made)
+    path = samples_path(Path(new) / "h200" / "forward.csv")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(CompareError, match="has no samples of 6 timed rows"):
+        compare_results(base, new, thresholds=THRESHOLDS)
+
+
+def test_without_any_samples_times_are_undecided_not_guessed(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    for name in ("a", "b"):
+        Store(tmp_path / name / "h200" / "forward.csv").append(rows)
+    done = compare_results(str(tmp_path / "a"), str(tmp_path / "b"), thresholds=THRESHOLDS)
+    assert of(done, "fused", "latency_ms") == {"UNDECIDED"}
+    assert of(done, "fused", "peak_extra_bytes") == {"SAME"}
+
+
+def test_machines_that_differ_without_a_ratio_have_nothing_to_compare(tmp_path: Path, made: Any) -> None:
+    bare = [made.modelled(made.cell(), "fused").model_copy(update={"peak_extra_bytes": None, "max_rel_err": None})]
+    elsewhere = [bare[0].model_copy(update={"environment_id": "other"})]
+    with pytest.raises(CompareError, match="under different fingerprints"):
+        compare_results(run(tmp_path / "a", bare, made), run(tmp_path / "b", elsewhere, made), thresholds=THRESHOLDS)
+
+
+# Sources.
+
+
+def test_a_revision_of_git_is_a_run(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    def git(*arguments: str) -> None:
+        identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+
+    git("init", "-q")
+    run(tmp_path / "results", rows, made)
+    git("add", "results")
+    git("commit", "-qm", "x")
+    new = run(tmp_path / "new", slower(rows, 1.2), made, seed=1)
+    done = compare_results("HEAD", new, thresholds=THRESHOLDS, repository=tmp_path)
+    assert of(done, "fused", "latency_ms") == {"SLOWER"}
+    assert len(read_run("HEAD:results/h200", repository=tmp_path).measured) == len(rows)
+    with pytest.raises(CompareError, match="nowhere: neither a file nor a folder"):
+        read_run("nowhere", repository=tmp_path)
+
+
+def benchmarks(path: Path, seconds: float, noise: float = 0.002) -> str:
+    random = np.random.default_rng(int(1e6 * seconds))
+    data = (seconds * random.lognormal(0, noise, 50)).tolist()
+    one = {
+        "fullname": "tests/benchmarks/test_forward.py::test_textual", "name": "test_textual", "group": "forward",
+        "stats": {"median": float(np.median(data)), "data": data}, "extra_info": {"backend": "fused", "speedup": 3.0},
+    }  # fmt: skip
+    path.write_text(json.dumps({"machine_info": {"node": "n", "cpu": {"brand_raw": "c"}}, "benchmarks": [one]}))
+    return str(path)
+
+
+def test_files_of_pytest_benchmark_are_runs(tmp_path: Path) -> None:
+    base, new = benchmarks(tmp_path / "a.json", 1e-3), benchmarks(tmp_path / "b.json", 1.1e-3)
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    assert of(done, "fused", "latency_ms") == {"SLOWER"}
+    (tmp_path / "a.json").write_text((tmp_path / "a.json").read_text()[:-30])
+    with pytest.raises(CompareError, match=r"a\.json: not whole"):
+        compare_results(base, new, thresholds=THRESHOLDS)
+
+
+# Spellings.
+
+
+def test_a_comparison_is_written_for_readers_and_programs(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", slower(rows, 1.2), made, seed=1)
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    told = json.loads(done.json())
+    assert told["counts"] == done.counts()
+    assert told["exit_code"] == 1
+    assert "NaN" not in done.json()
+    assert done.markdown().count("| SLOWER |") == done.counts()["SLOWER"]
+    assert done.html().count('class="SLOWER"') == done.counts()["SLOWER"]
+    assert "B = 10K" in done.markdown()
+
+
+# Rules.
+
+
+def effect(ratio: float, half: float, p: float = 0.0) -> Effect:
+    return Effect(ratio, ratio - half, ratio + half, p, "t", 30, 30)
+
+
+TWO_PERCENT = Threshold(metric="latency_ms", better="lower", percent=2, test="samples", portable=False)
+
+
+@pytest.mark.parametrize(
+    ("seen", "q", "expected"),
+    [
+        (effect(1.0, 0.01), 0.5, "SAME"),
+        (effect(1.01, 0.005), 0.0, "SAME"),  # established, and too small to matter
+        (effect(1.0, 0.05), 0.5, "UNDECIDED"),
+        (effect(1.05, 0.01), 0.5, "UNDECIDED"),  # large, but the test does not find it
+        (effect(1.019, 0.01), 0.0, "UNDECIDED"),  # established, perhaps beyond the threshold
+        (effect(1.05, 0.06), 0.0, "UNDECIDED"),  # the interval holds 1
+        (effect(1.05, 0.01), 0.0, "SLOWER"),
+        (effect(0.95, 0.01), 0.0, "FASTER"),
+    ],
+)
+def test_decisions_follow_the_rules(seen: Effect, q: float, expected: str) -> None:
+    assert decide_sampled(seen, q, TWO_PERCENT, 0.01, None)[0] == expected
+
+
+def test_a_metric_that_should_rise_is_judged_the_other_way() -> None:
+    rising = TWO_PERCENT.model_copy(update={"better": "higher"})
+    assert decide_sampled(effect(1.05, 0.01), 0.0, rising, 0.01, None)[0] == "FASTER"
+
+
+@pytest.mark.parametrize(
+    ("base", "new", "expected"), [(1e-4, -1e-4, "SAME"), (1e-4, -9e-4, "SLOWER"), (-9e-4, 0.0, "FASTER")]
+)
+def test_a_difference_from_the_reference_is_best_near_zero(base: float, new: float, expected: str) -> None:
+    delta = Threshold(metric="delta", better="nearer_zero", absolute=2e-4, test="exact", portable=True)
+    assert decide_exact(base, new, delta)[0] == expected
+
+
+def test_the_last_threshold_that_fits_counts(thresholds: Thresholds) -> None:
+    forward = {t.metric: t for t in thresholds.of("forward")}
+    smoke = {t.metric: t for t in thresholds.of("smoke")}
+    assert forward["latency_ms"].percent == 2.0
+    assert smoke["latency_ms"].percent == 25.0
+    assert forward["peak_extra_bytes"] == smoke["peak_extra_bytes"]
+
+
+def test_a_mistake_in_the_thresholds_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text(THRESHOLDS.read_text().replace('metric = "speedup"', 'metric = "speed"', 1))
+    with pytest.raises(ReportError, match=r"t\.toml: thresholds\.1: .*'speed' is no column"):
+        read_thresholds(path)
+
+
+# Statistics, on frozen samples.
+
+FROZEN = ([1.00, 1.02, 0.99, 1.01, 1.03, 0.98, 1.00, 1.02], [1.10, 1.12, 1.09, 1.11, 1.13, 1.08, 1.10, 1.12])
+
+
+def test_mann_whitney_on_samples_without_overlap() -> None:
+    """Exact distribution: two of C(16, 8) orders are as extreme; ties among these samples make scipy approximate."""
+    seen = independent_effect(range(1, 9), range(9, 17))
+    assert seen.p_value == pytest.approx(2 / math.comb(16, 8))
+
+
+def test_a_ratio_of_medians_lies_within_its_interval() -> None:
+    seen = independent_effect(*FROZEN)
+    assert seen.ratio == pytest.approx(1.105 / 1.005, rel=0.01)
+    assert seen.low <= seen.ratio <= seen.high
+
+
+def test_pairs_cancel_a_drift_that_hides_the_difference_from_independent_samples() -> None:
+    drift = np.linspace(1, 2, 40)
+    base, new = drift, 1.03 * drift * (1 + 1e-4 * np.cos(np.arange(40)))
+    assert paired_effect(base.tolist(), new.tolist()).p_value < 1e-6
+    assert independent_effect(base.tolist(), new.tolist()).p_value > 0.05
+
+
+def test_wilcoxon_equals_scipys_value_on_frozen_pairs() -> None:
+    """All 8 pairs rise: of 2^8 signs two are as extreme."""
+    base = [1.0] * 8
+    new = [1.01, 1.02, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08]
+    assert paired_effect(base, new).p_value == pytest.approx(2 / 2**8)
+
+
+def test_false_discoveries_are_controlled_over_all_tests() -> None:
+    """Benjamini & Hochberg by hand: p·m/rank, made monotone; what was not tested does not count."""
+    assert adjusted([0.01, 0.04, 0.03, math.nan]) == pytest.approx([0.03, 0.04, 0.04, math.nan], nan_ok=True)
+    assert adjusted([]) == []
+
+
+def test_equal_samples_are_no_difference() -> None:
+    for seen in (independent_effect([1.0] * 5, [1.0] * 5), paired_effect([1.0] * 5, [1.0] * 5)):
+        assert (seen.ratio, seen.p_value) == (1.0, 1.0)
+
+
+@pytest.mark.parametrize("bad", [[1.0], [1.0, 0.0], [1.0, math.nan], [1.0, -1.0]])
+def test_samples_that_are_no_times_are_refused(bad: list[float]) -> None:
+    with pytest.raises(ValueError, match="base:"):
+        independent_effect(bad, [1.0, 2.0])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(0.1, 10), min_size=3, max_size=12), st.floats(0.01, 100))
+def test_scaling_both_runs_changes_no_ratio(values: list[float], factor: float) -> None:
+    other = [1.5 * v for v in values]
+    one = independent_effect(values, other)
+    scaled = independent_effect([factor * v for v in values], [factor * v for v in other])
+    assert scaled.ratio == pytest.approx(one.ratio)
+
+
+def test_more_samples_are_needed_the_wider_the_interval() -> None:
+    narrow, wide = samples_needed(effect(1.0, 0.03), 0.02), samples_needed(effect(1.0, 0.06), 0.02)
+    assert narrow is not None
+    assert wide is not None
+    assert narrow == math.ceil(30 * (0.03 / 0.02) ** 2)
+    assert wide == pytest.approx(30 * 9, abs=1)
+    assert samples_needed(effect(1.02, 0.01), 0.02) is None
+
+
+def test_clopper_pearson_intervals() -> None:
+    """0 of 300: the upper 95 % bound is 1 − 0.025^(1/300)."""
+    seen = rate(0, 300)
+    assert (seen.rate, seen.low) == (0.0, 0.0)
+    assert seen.high == pytest.approx(1 - 0.025 ** (1 / 300))
+    with pytest.raises(ValueError, match="is no rate"):
+        rate(1, 0)
+
+
+def test_interleaved_runs_of_one_build_raise_no_alarm_and_an_injected_loss_is_found(thresholds: Thresholds) -> None:
+    """The audit in small: 100 comparisons of a build with itself; then 5 % more time in one of them."""
+    random = np.random.default_rng(0)
+
+    def pairs(factor: float) -> list[tuple[str, list[float], list[float]]]:
+        drift = random.lognormal(0, 0.01, (100, 30))
+        return [
+            (
+                f"cell {i}",
+                (d * random.lognormal(0, 0.005, 30)).tolist(),
+                (factor * d * random.lognormal(0, 0.005, 30)).tolist(),
+            )
+            for i, d in enumerate(drift)
+        ]
+
+    same = decide_interleaved(pairs(1.0), thresholds)
+    assert sum(one.decision in ("FASTER", "SLOWER") for one in same) == 0
+    found = decide_interleaved(pairs(1.05), thresholds)
+    assert sum(one.decision == "SLOWER" for one in found) >= 95
+
+
+# Steps.
+
+
+def test_a_step_is_found_where_it_is_and_an_outlier_is_none() -> None:
+    random = np.random.default_rng(1)
+    level = np.concatenate([np.full(12, 3.0), np.full(10, 2.8)]) * random.lognormal(0, 0.004, 22)
+    assert steps(level.tolist()) == [12]
+    flat = 3.0 * random.lognormal(0, 0.004, 20)
+    flat[7] *= 1.5
+    assert steps(flat.tolist()) == []
+
+
+def test_a_slow_drift_of_small_losses_becomes_a_step() -> None:
+    drift = [3.0 * 0.996**i for i in range(30)]
+    assert len(steps(drift)) >= 1
+
+
+def test_short_or_constant_series_have_no_steps() -> None:
+    assert steps([]) == []
+    assert steps([1.0]) == []
+    assert steps([2.0] * 15) == []

@@ -1,0 +1,118 @@
+"""Goals beside what was measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maxsim_bench.report.elements.goals import goal_tables
+from maxsim_bench.report.goals import Goal, Goals, assess, read_goals
+from maxsim_bench.report.load import ReportError
+
+ROOT = Path(__file__).parents[3]
+
+
+def goal(**changes: Any) -> Goal:
+    fields: dict[str, Any] = {
+        "id": "g", "text": "a goal", "metric": "latency_ms", "bound": "<= 1",
+        "rows": {"experiment": "forward", "backend": "fused", "gpu": "h200"},
+    }  # fmt: skip
+    return Goal.model_validate({**fields, **changes})
+
+
+def test_a_goal_is_met_only_if_every_row_meets_it(made: Any) -> None:
+    results = made.results(made.sweep([made.cell(B=B) for B in (1000, 100_000)], ["fused"]))
+    times = [row.latency_ms for row in results.rows]
+    between = sum(times) / 2
+    one = assess([goal(bound=f"<= {between:.6f}")], results)[0]
+    assert (one.verdict, one.rows, one.met, one.worst, one.best) == ("missed", 2, 1, max(times), min(times))
+    assert one.at is not None
+    assert one.at.cell.B == 100_000
+    assert assess([goal(bound="<= 1000")], results)[0].verdict == "met"
+
+
+def test_conditions_are_those_of_an_experiments_constraints(made: Any) -> None:
+    results = made.results(made.sweep([made.cell(B=B) for B in (100, 1000, 10_000)], ["fused"]))
+    assert assess([goal(when={"B": ">= 1000"})], results)[0].rows == 2
+    assert assess([goal(when={"B": {"not": 100}, "Lq": [32, 64]})], results)[0].rows == 2
+
+
+def test_without_rows_a_goal_is_not_measured_and_with_failed_ones_missed(made: Any) -> None:
+    results = made.results(made.sweep([made.cell(B=100_000, Lq=1024, Ld=1024), made.cell(B=10)], ["eager"]))
+    assert (
+        assess([goal(rows={"experiment": "forward", "backend": "fused", "gpu": "h200"})], results)[0].verdict
+        == "not measured"
+    )
+    failed = assess(
+        [goal(bound="<= 1000", rows={"experiment": "forward", "backend": "eager", "gpu": "h200"})], results
+    )[0]
+    assert (failed.verdict, failed.rows, failed.failed) == ("missed", 1, 1)
+
+
+def test_against_the_best_other_backend_of_the_same_cell(made: Any) -> None:
+    results = made.results(made.sweep([made.cell()], ["eager", "lik", "fused"]))
+    times = {row.backend: row.latency_ms for row in results.rows}
+    one = assess([goal(bound=">= 1", against={"backends": ["eager", "lik"]})], results)[0]
+    assert one.worst == pytest.approx(min(times["eager"], times["lik"]) / times["fused"])
+
+
+def test_against_the_same_backend_elsewhere(made: Any) -> None:
+    results = made.results(made.sweep([made.cell(), made.cell(B=10_000)], ["fused"]))
+    one = assess(
+        [goal(metric="achieved_gbs", bound=">= 0.9", when={"B": 1000}, against={"when": {"B": 10_000}})], results
+    )[0]
+    rates = {row.cell.B: row.achieved_gbs for row in results.rows}
+    assert one.worst == pytest.approx(rates[1000] / rates[10_000])
+
+
+def test_memory_beyond_the_scores_counts_partial_sums(made: Any) -> None:
+    results = made.results(made.sweep([made.cell(Lq=1024)], ["fused"]))
+    one = assess([goal(metric="bytes_beyond_scores", bound="<= 1e6")], results)[0]
+    assert one.worst == 4 * 1000 - 8 * 4 * 1000
+    assert one.verdict == "met"
+
+
+def test_numbers_of_one_experiment_alone_are_read_from_extra(made: Any) -> None:
+    row = made.modelled(made.cell(), "fused").model_copy(update={"extra": '{"launches": 3}'})
+    assert assess([goal(metric="extra.launches", bound="<= 3")], made.results([row]))[0].verdict == "met"
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('bound = "about 3"', "no bound"),
+        ('metric = "latencyms"', "neither a column"),
+        ("when = { Lqq = 3 }", "Lqq: no such axis"),
+        ("speed = 3", "speed: Extra inputs"),
+    ],
+)
+def test_a_mistake_in_a_file_is_told_with_file_and_key(tmp_path: Path, line: str, told: str) -> None:
+    text = {"id": '"g"', "text": '"t"', "metric": '"latency_ms"', "bound": '">= 1"'}
+    key, _, value = line.partition(" = ")
+    text[key] = value
+    body = "\n".join(f"{k} = {v}" for k, v in text.items())
+    rows = '\nrows = { experiment = "forward", backend = "fused", gpu = "h200" }\n'
+    (tmp_path / "some.toml").write_text(f'title = "x"\n[[goals]]\n{body}{rows}')
+    with pytest.raises(ReportError, match=told) as caught:
+        read_goals(tmp_path)
+    assert "some.toml" in str(caught.value)
+
+
+def test_the_declared_goals_are_read_and_shown_without_any_results(made: Any) -> None:
+    declared = read_goals(ROOT / "experiments" / "goals")
+    tables = list(goal_tables(made.results([]), declared))
+    assert [t.name for t in tables] == [f"goals/{one.name}" for one in declared]
+    assert set(tables[0].frame["verdict"]) == {"not measured"}
+    assert len({g.id for one in declared for g in one.goals}) == sum(len(one.goals) for one in declared)
+
+
+def test_what_binds_stands_beside_a_missed_goal_only(made: Any) -> None:
+    results = made.results(made.sweep([made.cell()], ["fused"]))
+    both = Goals(
+        title="t", name="x", goals=(goal(bound="<= 1000", binds="why"), goal(id="h", bound="<= 1e-9", binds="why"))
+    )
+    frame = next(goal_tables(results, [both])).frame
+    assert list(frame["verdict"]) == ["met", "missed"]
+    assert list(frame["binds"]) == ["", "why"]
