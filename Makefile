@@ -9,7 +9,7 @@ BENCH   := $(BIN)/maxsim-bench
 STAMP   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-gpu bench report fidelity check lint docs clean
+.PHONY: help setup reproduce test test-gpu bench report fidelity track check lint docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -42,6 +42,10 @@ report: $(STAMP) ## regenerate tables, figures, verdicts and the page from resul
 
 fidelity: $(STAMP) ## nDCG@10 of every backend on real text
 	$(BENCH) fidelity
+
+track: $(STAMP) ## measure the tracked cells and keep a record below results/history
+	$(BENCH) run forward --profile paper
+	$(BENCH) track
 
 check: $(STAMP) ## fail if a committed table, figure or README block no longer follows from results/
 	$(BENCH) report --check

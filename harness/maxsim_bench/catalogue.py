@@ -18,6 +18,8 @@ from maxsim_bench.progress import outcome
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.store import Store
 
+KINDS = ("experiments", "backends", "datasets")
+
 
 class Found(BaseModel):
     """A cell, the rows measured for it with the files that hold them, and the command that measures it."""
@@ -69,6 +71,17 @@ def catalogue(what: str, folder: Path) -> dict[str, str]:
         "<path>": "a directory or archive in BEIR layout",
     }
     return built_in | local | further
+
+
+def catalogue_lines(found: dict[str, dict[str, str]]) -> list[str]:
+    """The lists as text, each under its heading where there are several."""
+    lines = []
+    for kind, entries in found.items():
+        width = max((len(name) for name in entries), default=0) + 2
+        indent = "  " if len(found) > 1 else ""
+        lines += [kind] if indent else []
+        lines += [f"{indent}{name:<{width}}{told}" for name, told in entries.items()]
+    return lines
 
 
 def find_cell(beginning: str, folder: Path, results: Path) -> Found:

@@ -232,25 +232,67 @@ def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
     sys.exit(1 if failed else 0)
 
 
+@main.command()
+@click.argument("base")
+@click.argument("new")
+@click.option(
+    "--format", "form", type=click.Choice(["markdown", "json", "html"]), default="markdown", show_default=True
+)
+@places_options
+def compare(base: str, new: str, form: Any, **folders: Path) -> None:
+    """Decide what became faster or slower.
+
+    BASE and NEW are stores, folders of them, git revisions of results/, or JSON of pytest-benchmark. Every cell and
+    backend is SAME, FASTER, SLOWER or UNDECIDED, with the reason. Exit code 1 if anything is SLOWER.
+
+    \b
+    Example: maxsim-bench compare HEAD results --format json
+    """
+    from maxsim_bench.comparing import comparison_text, thresholds_path
+    from maxsim_bench.report.compare import compare_results
+    from maxsim_bench.reporting import Places
+
+    found = compare_results(base, new, thresholds=thresholds_path(Places(**folders)))
+    click.echo(comparison_text(found, form), nl=False)
+    sys.exit(found.exit_code)
+
+
+@main.command()
+@places_options
+def track(**folders: Path) -> None:
+    """Keep a record of this machine's rows.
+
+    Writes a small file below results/history and redraws the page of trends, where slow drifts show as steps.
+
+    \b
+    Example: maxsim-bench track
+    """
+    from maxsim_bench.comparing import track as keep
+    from maxsim_bench.reporting import Places
+
+    for path in keep(Places(**folders)):
+        click.echo(path)
+
+
 @main.command("list")
-@click.argument("what", type=click.Choice(["experiments", "backends", "datasets"]))
+@click.argument("what", required=False, type=click.Choice(["experiments", "backends", "datasets"]))
 @experiments_option
 @json_option
-def list_(what: str, experiments: Path, as_json: bool) -> None:
+def list_(what: str | None, experiments: Path, as_json: bool) -> None:
     """List experiments, backends or data sets.
+
+    Of a backend its version, or why it cannot run here. All three lists without an argument.
 
     \b
     Example: maxsim-bench list backends
     """
-    from maxsim_bench.catalogue import catalogue
+    from maxsim_bench.catalogue import KINDS, catalogue, catalogue_lines
 
-    entries = catalogue(what, experiments)
+    found = {kind: catalogue(kind, experiments) for kind in ([what] if what else KINDS)}
     if as_json:
-        _print_json(entries)
-        return
-    width = max((len(name) for name in entries), default=0) + 2
-    for name, told in entries.items():
-        click.echo(f"{name:<{width}}{told}")
+        _print_json(found[what] if what else found)
+    else:
+        click.echo("\n".join(catalogue_lines(found)))
 
 
 @main.command()

@@ -180,4 +180,5 @@ def audited_lines(done: Audited) -> list[str]:
     lines += [f"failed: {told}" for told in done.failed]
     lines += [f"suspicious: {told}" for told in done.suspicious]
     lines += [f"not here: {told}" for told in done.absent]
+    lines += [f"not here: {told}" for told in done.absent]
     return [*lines, f"rows in {done.folder}/fidelity.csv"]

@@ -20,7 +20,7 @@ HARNESS_ROOMS = {
     "measure": set(),
     "backends": {"declare", "maxsim"},
     "run": {"declare", "record", "measure", "backends"},
-    "retrieve": {"declare", "record", "backends"},
+    "retrieve": {"declare", "record", "backends", "maxsim"},  # the operator itself: training and heat maps
     "report": {"declare", "record"},
 }  # fmt: skip
 # The kernels' floors, lowest first; float64 input goes to the reference from every floor above it, baselines included.

@@ -321,3 +321,67 @@ def test_evaluate_refuses_a_run_that_holds_no_number(invoke: Invoke) -> None:
     done = invoke("evaluate", "run.trec", "qrels.tsv")
     assert done.exit_code == 2
     assert done.stderr.startswith("Error: ")
+
+
+def test_list_without_an_argument_shows_all_three_under_headings(invoke: Invoke) -> None:
+    lines = invoke("list").output.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == ["experiments", "backends", "datasets"]
+    assert lines[1] == "  tiny  A tiny grid"
+    assert set(json.loads(invoke("list", "--json").output)) == {"experiments", "backends", "datasets"}
+
+
+COMMITTED = [f"--{name}={ROOT / folder}" for name, folder in (("experiments", "experiments"), ("results", "results"))]
+
+
+def test_claims_counts_every_claim_and_filters_by_element_and_verdict(invoke: Invoke) -> None:
+    done = invoke("claims", *COMMITTED)
+    assert done.exit_code == 0
+    assert re.match(r"all +2598  ", done.output.splitlines()[-1])
+    listed = json.loads(invoke("claims", *COMMITTED, "--element", "tab:fwd", "--json").output)
+    assert len(listed) == 80
+    assert {entry["element"] for entry in listed} == {"tab:fwd"}
+    one = invoke("claims", *COMMITTED, "--verdict", "superseded").output.splitlines()
+    assert len(one) == 360
+    assert all(": superseded: published " in line for line in one)
+
+
+def test_claims_refuses_what_no_claim_has(invoke: Invoke) -> None:
+    done = invoke("claims", *COMMITTED, "--verdict", "difers")
+    assert (done.exit_code, done.stderr) == (2, "Error: --verdict difers: no claim has it. Did you mean 'differs'?\n")
+
+
+def test_report_writes_the_page_and_check_sees_what_changed_since(invoke: Invoke) -> None:
+    from maxsim_bench.report.readme import BEGIN, END
+
+    Path("README.md").write_text(f"# x\n{BEGIN}\n{END}\n")
+    Store("results/h200/tiny.csv").append([tiny_row(1)])
+    places = [f"--experiments={ROOT / 'experiments'}"]
+    done = invoke("report", *places)
+    assert done.exit_code == 0
+    assert done.stdout.startswith("figures/report.html: ")
+    assert "claims: " in done.stdout
+    checked = invoke("report", "--check", *places)
+    assert (checked.exit_code, checked.stdout) == (0, "everything committed follows from the results\n")
+    Store("results/h200/tiny.csv").append([tiny_row(2)])
+    stale = invoke("report", "--check", *places)
+    assert stale.exit_code == 1
+    assert "figures/report.html: does not show these results" in stale.stdout
+
+
+def test_compare_refuses_runs_that_share_no_row(invoke: Invoke) -> None:
+    Store("a/tiny.csv").append([tiny_row(1)])
+    Store("b/tiny.csv").append([tiny_row(2)])
+    done = invoke("compare", "a", "b", f"--experiments={ROOT / 'experiments'}")
+    assert done.exit_code == 2
+    assert done.stderr.startswith("Error: ")
+
+
+def test_track_keeps_a_record_and_draws_the_trend(invoke: Invoke) -> None:
+    Store("results/local/tiny.csv").append([tiny_row(1, speedup=2.0)])
+    done = invoke("track")
+    assert done.exit_code == 0
+    record, trend = done.output.splitlines()
+    assert record.startswith("results/history/")
+    assert json.loads(Path(record).read_text())["values"]
+    assert trend == "figures/trend.html"
+    assert Path(trend).exists()
