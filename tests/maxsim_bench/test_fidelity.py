@@ -70,7 +70,11 @@ def test_a_stored_failure_and_a_difference_beyond_the_limit_count() -> None:
 
 def test_the_table_shows_every_row_with_its_difference_or_its_reason() -> None:
     done = Audited(
-        folder="r", rows=[row(), row(backend="lik", status="oom", error="full\nx")], failed=["a"], suspicious=["b"]
+        folder="r",
+        rows=[row(), row(backend="lik", status="oom", error="full\nx")],
+        failed=["a"],
+        suspicious=["b"],
+        absent=["c"],
     )
     assert audited_lines(done) == [
         "data set        dtype backend            nDCG@10          Δ  moved  max rel. error",
