@@ -244,3 +244,51 @@ def test_a_damaged_line_of_the_claims_is_named(tmp_path: Path) -> None:
     path.write_text("".join(lines))
     with pytest.raises(ReportError, match=r"claims\.csv:4: .*relation"):
         read_paper(tmp_path / "paper")
+
+
+def test_every_command_and_name_in_the_papers_data_exists(paper: Paper) -> None:
+    """An experiment that is named has a file, a command is one of docs/cli.md, a backend is one of the registry."""
+    from maxsim_bench.backends.registry import backends
+
+    root = PAPER.parents[1]
+    cli = (root / "docs" / "cli.md").read_text(encoding="utf-8")
+    experiments = {path.stem for path in (root / "experiments").glob("*.toml")}
+    for name, element in paper.elements.items():
+        if element.command:
+            program, command, what, *_ = element.command.split()
+            assert (program, f"maxsim-bench {command}" in cli) == ("maxsim-bench", True), name
+            assert command != "run" or what in experiments, f"{name}: no experiment {what}"
+    for table in paper.mapping.backends.values():
+        named = {b for who in table.values() for b in (*who.answers, *who.beside, *who.for_memory)}
+        assert named <= set(backends())
+    assert {rule.backends for rule in paper.mapping.rules} <= set(paper.mapping.backends)
+    first = {rule.rows[0] for rule in paper.mapping.rules}
+    missing = first - experiments
+    assert missing <= {"serving_frontier", "precision_bf16"}, "experiments that are declared by nobody"
+
+
+def test_training_claims_are_answered_under_their_own_loss(paper: Paper, made: Any) -> None:
+    def row(loss: str, latency: float, **axes: Any) -> Row:
+        cell = made.cell(
+            "training_step", op="training_step", Nq=64, B=64, Lq=1024, Ld=1024, variant=f"loss={loss}", **axes
+        )
+        return made.modelled(cell, "fused").model_copy(
+            update={"backend": "train_flash_maxsim", "latency_ms": latency, "peak_extra_bytes": 200_000_000}
+        )
+
+    results = made.results([row("cross_entropy", 1.0), row("sum", 2.0), row("sum", 9.0, memory_cap=10**11)])
+    step = claim(paper_element="tab:train", experiment="training_step", backend="unified", Nq=64, B=64)
+    assert verdict(step, paper, results).measured == "2.000"
+    lik = step.model_copy(update={"paper_element": "tab:lik_v030", "backend": "fused"})
+    assert verdict(lik, paper, results).measured == "1.000"
+
+
+def test_a_claim_on_other_data_says_what_it_was_measured_on(paper: Paper, made: Any) -> None:
+    from maxsim_bench.declare.cell import Cell
+
+    cell = Cell(experiment="fidelity", gpu="h200", op="fidelity", dataset="scifact", split="test", encoder="minilm")
+    row = Row(cell=cell, backend="flash_maxsim", backend_version="1", gpu="NVIDIA H200", status="ok", delta=-1e-4)
+    abstract = next(c for c in paper.claims if c.paper_element == "abstract (EMNLP)" and c.experiment == "beir")
+    entry = verdict(abstract, paper, made.results([row]))
+    assert (entry.verdict, entry.measured) == ("holds", "0.0001000")
+    assert "offline encoder" in entry.reading

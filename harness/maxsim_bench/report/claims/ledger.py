@@ -207,7 +207,9 @@ def _beside(claim: Claim, told: _Found, found: Answer, paper: Paper, index: Inde
             told.ours_by = names.backend(found.beside[0].backend)
         except NoValue:
             told.ours = ""
-    peak = paper.peak(claim)
+    peak, fill = paper.peak(claim), paper.fill(claim)
+    if fill is not None and fill.why:
+        told.reading = fill.why
     if claim.metric in ("peak_gb", "memory_ratio") and peak.bytes:
         try:
             bare = _number(claim, found.rows, paper, found, index, results, FOOTPRINT)

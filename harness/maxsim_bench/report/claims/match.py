@@ -68,7 +68,7 @@ def answer(claim: Claim, paper: Paper, index: Index) -> Answer:
         raise NoAnswer(element.missing or f"no experiment of this project answers {claim.experiment!r}")
     if claim.backend in paper.mapping.not_measurements:
         raise NoAnswer(paper.mapping.not_measurements[claim.backend])
-    who = getattr(paper.mapping, rule.backends).get(claim.backend)
+    who = paper.mapping.backends[rule.backends].get(claim.backend)
     if who is None:
         raise NoAnswer(element.missing or f"no backend of this project stands for {claim.backend!r}")
     fill = paper.fill(claim)
@@ -83,7 +83,7 @@ def answer(claim: Claim, paper: Paper, index: Index) -> Answer:
 
 def baseline_rows(rows: Sequence[Row], claim: Claim, paper: Paper, rule: Rule, index: Index) -> list[Row | None]:
     """For each row the row of the claim's baseline on the same cell, None where it was not measured there."""
-    who = getattr(paper.mapping, rule.backends).get(claim.baseline)
+    who = paper.mapping.backends[rule.backends].get(claim.baseline)
     if who is None:
         return [None] * len(rows)
     allowed = _allowed(who, claim)
@@ -114,7 +114,7 @@ def _matching(claim: Claim, rule: Rule, who: Answering, fill: Fill | None, rows:
 
 
 def _wanted_axes(claim: Claim, rule: Rule, who: Answering) -> dict[str, Any]:
-    wanted = {**rule.cell, **who.cell}
+    wanted = {**rule.cell, **rule.elements.get(claim.paper_element, {}), **who.cell}
     dtype = who.dtype or (claim.dtype if claim.dtype in ("fp16", "bf16", "fp32") else None)
     if dtype and not rule.match:
         wanted["dtype"] = dtype

@@ -104,7 +104,16 @@ class Answering(_Strict):
 
 
 class Rule(_Strict):
-    """Which experiments of ours answer which of the paper's, and how their axes correspond."""
+    """Which experiments of ours answer which of the paper's, and how their axes correspond.
+
+    Attributes:
+        claims, rows: experiments of the paper, and of ours in order of preference.
+        axes: sizes that must be equal; match: for rankings, what must.
+        cell, elements: axes of ours that are fixed, and other values of them for an element.
+        variant, values: the claim's variants that are axes of ours, and how their values are called here.
+        caps: the claim's card → bytes of the cap that lets another card answer for it.
+        backends: which table of backends counts.
+    """
 
     claims: tuple[str, ...]
     rows: tuple[str, ...]
@@ -114,16 +123,21 @@ class Rule(_Strict):
     variant: dict[str, str] = {}
     values: dict[str, str] = {}
     caps: dict[str, int] = {}
-    backends: Literal["backends", "training_backends"] = "backends"
+    elements: dict[str, dict[str, Any]] = {}
+    backends: str = "default"
 
 
 class Fill(_Strict):
-    """Cells that a claim without a (full) shape speaks of; `every_row`: all rows of the backend that fulfil `when`."""
+    """Cells that a claim without a (full) shape speaks of; `every_row`: all rows of the backend that fulfil `when`.
+
+    `why` says in what these cells differ from those of the claim.
+    """
 
     element: str
     experiment: str
     when: dict[str, Any] = {}
     every_row: bool = False
+    why: str = ""
 
 
 class Peak(_Strict):
@@ -137,8 +151,7 @@ class Peak(_Strict):
 class Correspondence(_Strict):
     """The file mapping.toml."""
 
-    backends: dict[str, Answering]
-    training_backends: dict[str, Answering]
+    backends: dict[str, dict[str, Answering]]
     not_measurements: dict[str, str] = {}
     rules: tuple[Rule, ...]
     fill: tuple[Fill, ...] = ()
