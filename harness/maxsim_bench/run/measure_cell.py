@@ -23,7 +23,7 @@ from maxsim_bench.run.check import ResultError, Truth, checksum, judge_as_return
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
 from maxsim_bench.run.rows import Frame, Outcome, build_row, sample_record
 from maxsim_bench.run.truth import truth_of
-from maxsim_bench.run.work import Work, work_of
+from maxsim_bench.run.work import Work, work_served
 
 _REFERENCE_OP = {"search": "forward"}  # a search is checked against the scores of every document
 _MOST_SETS = 8
@@ -43,7 +43,7 @@ class CellMeasurement:
         self.reference = resolve("reference")
         self.outcomes = {name: Outcome() for name in request.backends}
         self.conditions = Conditions()
-        self.work: Work | None = None
+        self.work: dict[str, Work] = {}
         self.input_bytes: int | None = None
         self.resident = self.elsewhere = 0  # bytes of a set on the device, and in host memory for a GPU
         self.sets = 0
@@ -76,7 +76,7 @@ class CellMeasurement:
             self.resident = resident_bytes(inputs, self.device)
             self.elsewhere = self.input_bytes - self.resident
             lengths = None if inputs.d_lengths is None else inputs.d_lengths.flatten().tolist()
-            self.work = work_of(self.cell, lengths)
+            self.work = {name: work_served(self.cell, b, lengths) for name, b in self.backends.items()}
             truth = truth_of(self.cell, inputs, self.reference)
         except Exception as error:
             kind = self._kind(error)
@@ -255,7 +255,7 @@ class CellMeasurement:
         outcome = self.outcomes[name]
         outcome.timing, outcome.interleaved_with = result, tuple(group)
         outcome.baseline_timing = base if isinstance(base, Timing) else None
-        impossible_because = self._implausible(result)
+        impossible_because = self._implausible(name, result)
         if impossible_because is not None:
             outcome.fail("incorrect", impossible_because)
 
@@ -290,9 +290,8 @@ class CellMeasurement:
         if verdict.wrong is not None:
             raise ResultError(f"in timing, on fresh inputs: {verdict.wrong}")
 
-    def _implausible(self, timing: Timing) -> str | None:
-        assert self.work is not None
-        work = self.work
+    def _implausible(self, name: str, timing: Timing) -> str | None:
+        work = self.work[name]
         cold = timing.policy == "cold_l2"
         return timing.suspicion or impossible(
             timing.median_ms, work.flops, work.bytes_min, work.unit, self._peak(), cold=cold

@@ -51,11 +51,11 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Frame:
-    """What all rows of a cell share."""
+    """What all rows of a cell share, and the work of the cell as each backend does it (by name)."""
 
     request: CellRequest
     hello: Hello
-    work: Work | None
+    work: dict[str, Work]
     input_bytes: int | None
     sets: int
     conditions: Conditions
@@ -96,10 +96,10 @@ def build_row(frame: Frame, backend: str, outcome: Outcome) -> Row:
     if outcome.status != "ok":
         return Row(cell=request.cell, status=outcome.status, error=(outcome.error or "")[:1000], **base)
     assert outcome.timing is not None, "an outcome without a timing is not ok"
-    return Row(cell=request.cell, status="ok", **base | _measured(frame, outcome, outcome.timing))
+    return Row(cell=request.cell, status="ok", **base | _measured(frame, backend, outcome, outcome.timing))
 
 
-def _measured(frame: Frame, outcome: Outcome, timing: Timing) -> dict[str, Any]:
+def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> dict[str, Any]:
     """The fields that only an `ok` row holds."""
     ms = timing.median_ms
     found: dict[str, Any] = {
@@ -122,10 +122,11 @@ def _measured(frame: Frame, outcome: Outcome, timing: Timing) -> dict[str, Any]:
     if outcome.memory is not None:
         found["peak_extra_bytes"] = outcome.memory.peak_extra_bytes
         found["peak_reserved_bytes"] = outcome.memory.peak_reserved_bytes
-    if frame.work is not None:
-        found |= _rates(frame.work, frame.ceilings, ms)
+    work = frame.work.get(backend)
+    if work is not None:
+        found |= _rates(work, frame.ceilings, ms)
         if timing.check is not None and timing.check.joules is not None:
-            found["joules_per_mpair"] = timing.check.joules / frame.work.pairs * 1e6
+            found["joules_per_mpair"] = timing.check.joules / work.pairs * 1e6
     ratio = None if outcome.baseline_timing is None else speedup(outcome.baseline_timing, timing)
     if ratio is not None:
         found |= {"speedup": ratio.value, "speedup_low": ratio.low, "speedup_high": ratio.high}

@@ -6,8 +6,9 @@ Room: `run`. May import: declare, record, measure, backends.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell
 
 _ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -61,6 +62,22 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
         flops += _GRADIENT_SIDES * 2.0 * pairs * Lq * d
         bytes_min += query_bytes + document_bytes  # the gradients have the shape and dtype of the inputs
     return Work(flops, bytes_min, pairs, unit_of(cell))
+
+
+def work_served(cell: Cell, backend: Backend, d_lengths: Sequence[int] | None = None) -> Work:
+    """The cell's work as this backend does it: a quantised one reads fewer bytes and multiplies on another unit.
+
+    A backend may say so by `unit` (None: that of the operands) and `document_bytes(cell, tokens, documents)`.
+    """
+    work = work_of(cell, d_lengths)
+    unit = getattr(backend, "unit", None)
+    bytes_of = getattr(backend, "document_bytes", None)
+    if bytes_of is not None:
+        documents = _known(cell, "B") * (_known(cell, "Nq") if cell.pairing == "candidates" else 1)
+        tokens = documents * _known(cell, "Ld") if d_lengths is None else sum(int(n) for n in d_lengths)
+        as_given = tokens * _known(cell, "d") * (_ELEMENT[cell.dtype or "fp32"] if cell.quantiser is None else _CODE)
+        work = replace(work, bytes_min=work.bytes_min - as_given + bytes_of(cell, tokens, documents))
+    return work if unit is None else replace(work, unit=unit)
 
 
 def unit_of(cell: Cell) -> str:

@@ -60,3 +60,19 @@ def test_the_unit_follows_the_operands(make_cell: Callable[..., Cell], axes: dic
 def test_a_cell_without_sizes_has_no_work(make_cell: Callable[..., Cell]) -> None:
     with pytest.raises(ValueError, match="B is not set"):
         work_of(make_cell(B=None))
+
+
+def test_a_quantised_backend_is_charged_its_own_bytes_and_unit() -> None:
+    """INT8 documents are one byte an element and their scales; the products are the int8 unit's."""
+    from maxsim_bench.backends import registry
+    from maxsim_bench.run.work import work_served
+
+    cell = Cell(experiment="t", gpu="cpu", op="forward", Nq=2, B=10, Lq=4, Ld=30, d=16, dtype="fp16", layout="dense")
+    given, token, document = (
+        work_served(cell, registry.get(name)) for name in ("fused", "fused_int8", "fused_int8_doc")
+    )
+    assert given == work_of(cell)
+    assert (token.unit, document.unit) == ("int8", "int8")
+    assert token.flops == given.flops
+    assert given.bytes_min - token.bytes_min == 10 * 30 * 16 * 2 - (10 * 30 * 16 + 4 * 10 * 30)
+    assert token.bytes_min - document.bytes_min == 4 * (10 * 30 - 10)
