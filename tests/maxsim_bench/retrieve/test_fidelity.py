@@ -19,25 +19,9 @@ from maxsim_bench.retrieve.tasks import plan_tasks
 from maxsim_bench.retrieve.trec import read_run
 
 WORDS = [
-    "apple",
-    "banana",
-    "cherry",
-    "date",
-    "elder",
-    "fig",
-    "grape",
-    "hazel",
-    "iris",
-    "jasmine",
-    "kiwi",
-    "lemon",
-    "mango",
-    "nut",
-    "olive",
-    "pear",
-    "quince",
-    "rose",
-]
+    "apple", "banana", "cherry", "date", "elder", "fig", "grape", "hazel", "iris",
+    "jasmine", "kiwi", "lemon", "mango", "nut", "olive", "pear", "quince", "rose",
+]  # fmt: skip
 
 
 @pytest.fixture

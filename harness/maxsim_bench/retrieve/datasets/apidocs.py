@@ -57,6 +57,8 @@ _BOILERPLATE = re.compile(
     r"self\.__doc__|automatically generated",
     re.IGNORECASE,
 )
+# Text that a package writes anew in every process: example output of a random draw, the order of a set.
+_UNSTABLE = re.compile(r"# may vary|``\{'")
 _SIGNATURE = re.compile(r"^[\w.]+\(.*\)?\s*(->.*)?$")
 _SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z`*:\[(])|\n\s*\n")
 
@@ -149,12 +151,12 @@ def _short(text: str) -> str:
 
 def _entries() -> list[_Entry]:
     """Every usable docstring, by qualified name; an object reached by several names counts once, under the first."""
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}  # keeps what it has seen: the id of a bound method that is gone is given away again
     found: list[_Entry] = []
     for name, item in _public():
         if id(item) in seen:
             continue
-        seen.add(id(item))
+        seen[id(item)] = item
         entry = _taken_apart(name, item)
         if entry is not None:
             found.append(entry)
@@ -163,9 +165,11 @@ def _entries() -> list[_Entry]:
 
 def _public() -> Iterator[tuple[str, Any]]:
     """(qualified name, object) of public callables: what modules export, and the public methods of their classes."""
+    # all of them first: importing scipy adds to the docstrings of numpy
+    imported = {name: _import(name) for modules in MODULES.values() for name in modules.split()}
     for package, modules in MODULES.items():
         for module_name in modules.split():
-            module = _import(module_name)
+            module = imported[module_name]
             for attribute in sorted(getattr(module, "__all__", None) or vars(module)):
                 item = getattr(module, attribute, None)
                 if attribute.startswith("_") or not callable(item) or not _belongs(item, package):
@@ -200,7 +204,7 @@ def _methods(name: str, cls: type) -> Iterator[tuple[str, Any]]:
 def _taken_apart(name: str, item: Any) -> _Entry | None:
     """First sentence and rest of a docstring; None for one that is missing, short or boilerplate."""
     text = item.__doc__
-    if not isinstance(text, str):
+    if not isinstance(text, str) or _UNSTABLE.search(text):
         return None
     text = _without_signature(inspect.cleandoc(text))
     first, rest = _first_sentence(text)
