@@ -96,7 +96,7 @@ def train(
 
     if len(pairs) < settings.held_out + settings.batch:
         raise ValueError(
-            f"{len(pairs)} pairs cannot fill a batch of {settings.batch} beside {settings.held_out} held out"
+            f"{len(pairs)} pairs do not fill a batch of {settings.batch} beside {settings.held_out} held out"
         )
     generator = torch.Generator().manual_seed(settings.seed)
     order = torch.randperm(len(pairs), generator=generator).tolist()
