@@ -43,9 +43,9 @@ class Settings:
     seed: int = 0
     d: int = 128
     batch: int = 32
-    epochs: int = 10
+    epochs: int = 6
     learning_rate: float = 3e-4
-    temperature: float = 1.0
+    temperature: float = 0.5
     held_out: int = 80
     dtype: Literal["fp16", "bf16", "fp32"] = "fp32"
 
