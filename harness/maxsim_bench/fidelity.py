@@ -97,7 +97,7 @@ def _complete(task: Task, declared: Experiment, request: Request) -> Task:
 
 
 def fidelity(request: Request, say: Callable[[str], None]) -> Audited:
-    """Rank and compare what the store does not hold yet; `say` gets a line for every new row as it comes.
+    """Rank and compare what the store does not hold yet; `say` gets a line for every shard encoded and every new row.
 
     A row of an earlier run that failed counts as failed again, so that the exit code does not depend on resuming.
     """
@@ -130,7 +130,13 @@ def fidelity(request: Request, say: Callable[[str], None]) -> Audited:
         add_environments(request.folder, {environment_id(environment): environment})
         for batch in [[task] for task in wanted] if request.tolerant else [wanted]:
             try:
-                got = run_fidelity(batch, settings, store, report=lambda task, found: say(_finding_line(task, found)))
+                got = run_fidelity(
+                    batch,
+                    settings,
+                    store,
+                    report=lambda task, found: say(_finding_line(task, found)),
+                    progress=lambda done, count: say(f"encoded {done} of {count} documents"),
+                )
             except (DataError, EncoderError) as error:
                 if not request.tolerant:
                     raise
@@ -179,6 +185,5 @@ def audited_lines(done: Audited) -> list[str]:
             lines.append(f"{head}{row.status}: {(row.error or '').splitlines()[0] if row.error else ''}")
     lines += [f"failed: {told}" for told in done.failed]
     lines += [f"suspicious: {told}" for told in done.suspicious]
-    lines += [f"not here: {told}" for told in done.absent]
     lines += [f"not here: {told}" for told in done.absent]
     return [*lines, f"rows in {done.folder}/fidelity.csv"]

@@ -100,7 +100,7 @@ def test_the_command_ranks_docstrings_and_resumes(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = run(tmp_path)
     assert done.exit_code == 0
-    assert done.stderr == "apidocs fp32 eager: ΔnDCG@10 +0.00e+00\n"
+    assert done.stderr == "encoded 40 of 40 documents\napidocs fp32 eager: ΔnDCG@10 +0.00e+00\n"
     (stored,) = Store(tmp_path / "fidelity.csv").rows()
     assert stored.cell.variant == "documents=40;queries=8"
     assert stored.queries == 8
