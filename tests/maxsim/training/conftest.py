@@ -119,7 +119,7 @@ def random_batches(name: str, dtype: torch.dtype = torch.float32, seed: int = 0)
     if name == "wide":
         return maxsim.tokens(x(2, 3, 700)), maxsim.tokens(x(2, 5, 700)), "all"
     if name == "few queries":  # so few that programs share the documents of a query
-        return maxsim.tokens(x(1, 3, 8)), maxsim.tokens(x(200, 4, 8), lengths=torch.arange(200) % 5), "all"
+        return maxsim.tokens(x(1, 3, 8)), maxsim.tokens(x(70, 4, 8), lengths=torch.arange(70) % 5), "all"
     if name == "one hub":
         hub = x(2, 1, 8).expand(2, 40, 8).contiguous()
         return maxsim.tokens(x(8, 32, 8)), maxsim.tokens(hub), "all"
