@@ -49,8 +49,8 @@ class Figure:
         return str(self.data.to_csv(index=False, lineterminator="\n"))
 
     def data_hash(self) -> str:
-        """SHA-256 of the plotted data and the title."""
-        return hashlib.sha256(f"{self.title}\x1e{self.csv()}".encode()).hexdigest()
+        """SHA-256 of the plotted data, the title and the caption."""
+        return hashlib.sha256(f"{self.title}\x1f{self.caption}\x1e{self.csv()}".encode()).hexdigest()
 
 
 @dataclass(frozen=True)

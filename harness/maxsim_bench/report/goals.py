@@ -48,6 +48,14 @@ def _beyond_scores(row: Row) -> float | None:
     return row.peak_extra_bytes - 4.0 * pairs(row.cell) * math.ceil((row.cell.Lq or 1) / 128)
 
 
+def _per_token_pair(row: Row) -> float | None:
+    """Peak extra bytes of a training step beyond both gradients, for each query token and document (Nq·Lq·B)."""
+    cell = row.cell
+    if row.peak_extra_bytes is None or row.input_bytes is None or not (cell.Nq and cell.Lq and cell.B):
+        return None
+    return (row.peak_extra_bytes - row.input_bytes) / (cell.Nq * cell.Lq * cell.B)  # gradients are as large as Q and D
+
+
 def _extra(key: str) -> Callable[[Row], float | None]:
     """A number that one experiment alone reports, from the row's `extra`."""
     import json
@@ -60,7 +68,10 @@ def _extra(key: str) -> Callable[[Row], float | None]:
 
 
 # Figures that follow from a row without being a column of it.
-DERIVED: dict[str, Callable[[Row], float | None]] = {"bytes_beyond_scores": _beyond_scores}
+DERIVED: dict[str, Callable[[Row], float | None]] = {
+    "bytes_beyond_scores": _beyond_scores,
+    "bytes_per_token_pair": _per_token_pair,
+}
 
 Listed = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
 

@@ -25,6 +25,8 @@ from maxsim_bench.report.sidecar import Sidecar
 from maxsim_bench.report.tables import templates
 
 LONG = 12  # lines of a table that is shown at once; longer ones open on a click
+# Groups with a place of their own on the page; the others are experiments.
+_OWN_PLACES = ("summary", "goals", "claims", "losses")
 _META = re.compile(r'<meta name="data-sha256" content="([0-9a-f]{64})">')
 _ENVIRONMENT = (
     "gpu", "gpu_memory_bytes", "driver", "cuda", "torch", "triton", "python", "cpu", "cpu_threads", "gpu_power_limit_w",
@@ -64,10 +66,11 @@ def write_page(page: Page, out: Path, path: Path) -> Path:
     frame = page.results.frame
     html = templates().get_template("page.html.j2").render(
         digest=page_hash(page.artefacts),
-        groups={name: groups[name] for name in sorted(groups) if name not in ("summary", "goals", "claims")},
+        groups={name: groups[name] for name in sorted(groups) if name not in _OWN_PLACES},
         titles=titles,
         summary=groups.get("summary", []),
         goals=groups.get("goals", []),
+        losses=groups.get("losses", []),
         claims=[entry for entry in groups.get("claims", []) if entry["name"] != "claims/ledger"],
         counts=page.ledger.counts(),
         elements=_elements(page.ledger),

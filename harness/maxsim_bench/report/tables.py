@@ -95,7 +95,7 @@ class Table:
 
     def data_hash(self) -> str:
         """SHA-256 of what the table says, independent of its spellings' layout."""
-        told = "\x1f".join([self.title, *(c.header for c in self.columns), *self.notes])
+        told = "\x1f".join([self.title, self.caption, *(c.header for c in self.columns), *self.notes])
         body = "\x1e".join("\x1f".join(line) for line in self.cells())
         return hashlib.sha256(f"{told}\x1e{body}\x1e{self.csv()}".encode()).hexdigest()
 

@@ -195,3 +195,28 @@ def test_every_drawing_of_every_element_can_be_saved(tmp_path: Path, made: Any) 
 
 def test_nothing_measured_gives_nothing(made: Any) -> None:
     assert [a for a in artefacts(made.results([])) if isinstance(a, (Table, Figure))] == []
+
+
+def test_cells_where_ours_is_slower_are_listed_largest_first(made: Any) -> None:
+    rows = made.sweep([made.cell(B=B) for B in (10, 100, 1000)], ["eager", "lik", "fused"])
+    times = {(r.cell.B, r.backend): r.latency_ms for r in rows}
+    worse = [
+        r.model_copy(update={"latency_ms": factor * times[B, "eager"]}) if (r.backend, r.cell.B) == ("fused", B) else r
+        for r in rows
+        for B, factor in [(r.cell.B, {10: 1.5, 100: 3.0, 1000: 0.001}[r.cell.B])]
+    ]
+    table = found(made.results(worse))["losses/slower"]
+    assert list(table.frame["B"]) == [100, 10]
+    assert list(table.frame["rival"]) == ["eager", "eager"]
+    assert table.frame["ratio"].to_list() == pytest.approx([3.0, 1.5])
+    assert table.caption.startswith("2 of 3 cells")
+
+
+def test_wrong_throttled_and_wide_rows_are_reported(made: Any) -> None:
+    good = made.modelled(made.cell(), "fused")
+    wrong = Row(cell=made.cell(), backend="lik", backend_version="1", gpu="x", status="incorrect", error="off by 3")
+    hot = made.modelled(made.cell(B=7), "fused").model_copy(update={"throttled": "thermal"})
+    wide = made.modelled(made.cell(B=8), "fused").model_copy(update={"ci_width_percent": 30.0})
+    frame = found(made.results([good, wrong, hot, wide]))["losses/doubtful"].frame
+    assert sorted(frame["what"]) == ["throttled: thermal", "wide interval", "wrong result"]
+    assert "losses/doubtful" not in found(made.results([good]))

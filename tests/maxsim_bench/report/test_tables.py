@@ -57,6 +57,7 @@ def test_any_change_of_a_value_a_header_or_the_title_changes_the_hash() -> None:
     same = table().data_hash()
     assert table().data_hash() == same
     assert table(title="Another").data_hash() != same
+    assert table(caption="Another.").data_hash() != same
     assert table(columns=[Column("who", "who"), Column("ms", "time [s]")]).data_hash() != same
     changed = table().frame.assign(ms=[1.23457, float("nan")])  # beyond what is shown
     assert table(frame=changed).data_hash() != same
