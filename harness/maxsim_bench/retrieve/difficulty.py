@@ -1,7 +1,7 @@
 """How hard a collection is: nDCG@10 of BM25, of one mean vector a text, and of MaxSim, over the same texts and encoder.
 
-Room: `retrieve`. May import: declare (the cell), record, backends. A collection that words alone answer, or that nothing
-answers, tells scorers nothing apart. `python -m maxsim_bench.retrieve.difficulty apidocs` prints the table.
+Room: `retrieve`. May import: declare (the cell), record, backends. A collection that words alone answer, or that
+nothing answers, tells scorers nothing apart. `python -m maxsim_bench.retrieve.difficulty apidocs` prints the table.
 """
 
 from __future__ import annotations
