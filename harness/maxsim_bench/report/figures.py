@@ -72,25 +72,25 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
     panels = list(dict.fromkeys(data["panel"]))
     devices = list(dict.fromkeys(data["device"]))
     drawing, axes = style.grid(len(panels))
-    handles: dict[str, Any] = {}
+    handles: dict[str, Any] = {}  # backends; cards and marks come after them
+    marks: dict[str, Any] = {}
     with style.rc():
         for ax, panel in zip(axes, panels, strict=True):
             part = data[data["panel"] == panel]
             for backend, device, points, hidden in _series(part):
-                label = names.backend(backend) + (f", {names.card(device)}" if len(devices) > 1 else "")
                 dash = style.LINE_STYLES[devices.index(device) % len(style.LINE_STYLES)]
-                handles[label] = _line(ax, points, backend, dash, hidden)
+                line = _line(ax, points, backend, dash, hidden)
+                handles[names.backend(backend)] = _handle(*style.look(backend), line)
             _scales(ax, part, lines)
             ax.set_title(panel)
             ax.set_xlabel(lines.x_label)
-            handles |= _failures(ax, part)
+            marks |= _failures(ax, part)
         for first in range(0, len(axes), style.across(len(axes))):
             axes[first].set_ylabel(lines.y_label)
-        order = [names.backend(b) for b in style.LOOKS]
-        labels = sorted(
-            handles, key=lambda text: next((i for i, b in enumerate(order) if text.startswith(b)), len(order))
-        )
-        style.legend(drawing, [handles[label] for label in labels], labels)
+        if len(devices) > 1:
+            marks |= {names.card(device): _card_handle(i) for i, device in enumerate(devices)}
+        labels = [*in_order(handles, [names.backend(b) for b in style.LOOKS]), *marks]
+        style.legend(drawing, [(handles | marks)[label] for label in labels], labels)
     return drawing
 
 
@@ -123,15 +123,23 @@ def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -
         markeredgewidth=0.4, markeredgecolor="white", capthick=0.6, linewidth=1.1 + 1.6 * hidden,
         markersize=3.6 + 2.2 * hidden,
     )  # fmt: skip
-    return _handle(colour, marker, dash, bar)
+    return bar
 
 
-def _handle(colour: str, marker: str, dash: Any, bar: Any) -> Any:
+def _card_handle(place: int) -> Any:
+    """A black line in the style of a card: colours are the backends'."""
+    from matplotlib.lines import Line2D
+
+    styles: Any = style.LINE_STYLES
+    return Line2D([], [], color="black", linestyle=styles[place % len(styles)])
+
+
+def _handle(colour: str, marker: str, bar: Any) -> Any:
     """A legend entry of normal width, whatever the line's own."""
     from matplotlib.lines import Line2D
 
     edge = bar.lines[0].get_markeredgecolor()
-    return Line2D([], [], color=colour, marker=marker, linestyle=dash, markeredgecolor=edge, markeredgewidth=0.4)
+    return Line2D([], [], color=colour, marker=marker, markeredgecolor=edge, markeredgewidth=0.4)
 
 
 def _bars(error: np.ndarray) -> np.ndarray | None:
@@ -151,7 +159,7 @@ def _scales(ax: Any, part: pd.DataFrame, lines: Lines) -> None:
     y = part["y"].dropna()
     if lines.y_log and len(y) and (y > 0).all():
         ax.set_yscale("log")
-        if y.max() / y.min() < 20:
+        if y.max() / y.min() < 100:
             from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
 
             ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -205,7 +213,8 @@ def _mark_handle(status: str) -> Any:
 def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Series) -> pd.DataFrame:
     """`LINE_COLUMNS` of the rows: latency with p20 and p80, a speed-up with its interval, others without bars.
 
-    "unsupported" rows are left out (a backend that does not claim a cell has no place in it), every other status stays.
+    A baseline's speed-up over itself is left out: the line at 1 says it. "unsupported" rows are left out
+    (a backend that does not claim a cell has no place in it), every other status stays.
     """
     bounds = {"latency_ms": ("latency_p20_ms", "latency_p80_ms"), "speedup": ("speedup_low", "speedup_high")}
     low, high = bounds.get(metric.column, (metric.column, metric.column))
@@ -223,10 +232,14 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
         columns=list(LINE_COLUMNS),
     )
     kept = (data["mark"] != "unsupported") & data["x"].notna() & (data["y"].notna() | (data["mark"] != ""))
+    if metric.column == "speedup":
+        kept &= (frame["backend"] != frame["speedup_baseline"]) | (data["mark"] != "")
     return data[kept].sort_values(["panel", "backend", "device", "x"], kind="stable").reset_index(drop=True)
 
 
 def in_order(values: Iterable[str], order: Sequence[str]) -> list[str]:
     """Values in a given order, unknown ones last by name."""
-    place = {name: i for i, name in enumerate(order)}
+    place: dict[str, int] = {}
+    for i, name in enumerate(order):
+        place.setdefault(name, i)
     return sorted(set(values), key=lambda v: (place.get(v, len(place)), v))

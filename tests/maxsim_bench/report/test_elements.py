@@ -58,9 +58,16 @@ def test_a_figure_takes_several_cards(made: Any, forward_rows: list[Row]) -> Non
     figure = found(made.results(forward_rows))["forward/latency-over-B"]
     assert set(figure.data["device"]) == {"h200", "a100-80gb"}
     labels = [text.get_text() for legend in figure.draw(figure.data).legends for text in legend.get_texts()]
-    assert "fused (ours), H200" in labels
-    assert "fused (ours), A100 80 GB" in labels
-    assert "OOM" in labels
+    assert labels[0] == "fused (ours)"
+    assert labels[-3:] == ["OOM", "A100 80 GB", "H200"]
+    styles = {line.get_linestyle() for line in figure.draw(figure.data).axes[0].lines}
+    assert {"-", "--"} <= styles
+
+
+def test_a_baselines_speed_up_over_itself_is_the_line_at_one(made: Any, forward_rows: list[Row]) -> None:
+    data = found(made.results(forward_rows))["forward/speedup-over-B"].data
+    assert set(data.loc[data["mark"] == "", "backend"]) >= {"fused", "lik"}
+    assert "eager" not in set(data.loc[data["mark"] == "", "backend"])
 
 
 def test_at_most_six_panels_and_the_caption_says_what_is_left_out(made: Any) -> None:

@@ -87,8 +87,17 @@ class Ledger:
 
 def ledger(paper: Paper, results: Results) -> Ledger:
     """The verdict on every claim from the rows at hand."""
-    index = Index(results)
-    return Ledger(tuple(_entry(claim, paper, index, results) for claim in paper.claims), paper)
+    context = _Context(paper, Index(results), results)
+    return Ledger(tuple(_entry(claim, context) for claim in paper.claims), paper)
+
+
+@dataclass(frozen=True)
+class _Context:
+    """What every claim is judged by."""
+
+    paper: Paper
+    index: Index
+    results: Results
 
 
 @dataclass
@@ -108,10 +117,10 @@ class _Found:
     source: str = ""
 
 
-def _entry(claim: Claim, paper: Paper, index: Index, results: Results) -> Entry:
-    element = paper.elements[claim.paper_element]
+def _entry(claim: Claim, context: _Context) -> Entry:
+    element = context.paper.elements[claim.paper_element]
     try:
-        found = _judged(claim, paper, index, results)
+        found = _judged(claim, context)
     except (NoAnswer, NoValue) as reason:
         command = f" Measure it with `{element.command}`." if element.command and element.missing else ""
         found = _Found(why=f"{reason}.{command}")
@@ -125,7 +134,8 @@ def _entry(claim: Claim, paper: Paper, index: Index, results: Results) -> Entry:
     )  # fmt: skip
 
 
-def _judged(claim: Claim, paper: Paper, index: Index, results: Results) -> _Found:
+def _judged(claim: Claim, context: _Context) -> _Found:
+    paper, index = context.paper, context.index
     tolerance = paper.tolerances[claim.metric]
     computed = arithmetic(claim) if tolerance.name == "arithmetic" else None
     if computed is not None and claim.number is not None:
@@ -137,11 +147,11 @@ def _judged(claim: Claim, paper: Paper, index: Index, results: Results) -> _Foun
         return _first_oom(claim, found, index)
     told = _told(found, index)
     if claim.metric == "status":
-        return _judged_status(claim, found, told, paper)
-    measured = _number(claim, found.rows, paper, found, index, results)
+        return _judged_status(claim, found, told)
+    measured = _number(claim, found.rows, found, context)
     assert claim.number is not None, "only a status is a word"
     told.measured = names.number(measured, 4)
-    _beside(claim, told, found, paper, index, results)
+    _beside(claim, told, found, context)
     cards = {row.cell.gpu for row in found.rows}
     if not tolerance.across_cards and cards != {claim.gpu.lower()}:
         told.comparable = f"no: {tolerance.name} depends on the card ({claim.gpu or 'not named'} was published)"
@@ -165,16 +175,9 @@ def _told(found: Answer, index: Index) -> _Found:
     )
 
 
-def _number(
-    claim: Claim,
-    rows: Sequence[Row],
-    paper: Paper,
-    found: Answer,
-    index: Index,
-    results: Results,
-    peak: Peak | None = None,
-) -> float:
+def _number(claim: Claim, rows: Sequence[Row], found: Answer, context: _Context, peak: Peak | None = None) -> float:
     """The claim's number over the rows: one row's, or the extreme that the claim's relation speaks of."""
+    paper, index = context.paper, context.index
     bases = baseline_rows(rows, claim, paper, found.rule, index)
     values, reasons = [], []
     for row, base in zip(rows, bases, strict=True):
@@ -182,7 +185,7 @@ def _number(
             reasons.append(f"{row.backend} is {row.status} there: {row.error}")
             continue
         try:
-            values.append(value(Asked(claim, row, base, peak or paper.peak(claim), index, results)))
+            values.append(value(Asked(claim, row, base, peak or paper.peak(claim), index, context.results)))
         except NoValue as reason:
             reasons.append(str(reason))
     if not values:
@@ -199,20 +202,20 @@ def _extreme(claim: Claim) -> Callable[[list[float]], float]:
     return lambda values: values[0]
 
 
-def _beside(claim: Claim, told: _Found, found: Answer, paper: Paper, index: Index, results: Results) -> None:
+def _beside(claim: Claim, told: _Found, found: Answer, context: _Context) -> None:
     """Our own kernel on the same cells, and the other reading of a peak; what cannot be had is left empty."""
     if found.beside:
         try:
-            told.ours = names.number(_number(claim, found.beside, paper, found, index, results), 4)
+            told.ours = names.number(_number(claim, found.beside, found, context), 4)
             told.ours_by = names.backend(found.beside[0].backend)
         except NoValue:
             told.ours = ""
-    peak, fill = paper.peak(claim), paper.fill(claim)
+    peak, fill = context.paper.peak(claim), context.paper.fill(claim)
     if fill is not None and fill.why:
         told.reading = fill.why
     if claim.metric in ("peak_gb", "memory_ratio") and peak.bytes:
         try:
-            bare = _number(claim, found.rows, paper, found, index, results, FOOTPRINT)
+            bare = _number(claim, found.rows, found, context, FOOTPRINT)
         except NoValue:
             return
         told.reading = f"as published ({peak.why}); without that: {names.number(bare, 4)} {claim.unit}"
@@ -236,7 +239,7 @@ def _compare(claim: Claim, published: float, measured: float, tolerance: Toleran
     return "differs", f"{off}, outside {slack}"
 
 
-def _judged_status(claim: Claim, found: Answer, told: _Found, paper: Paper) -> _Found:
+def _judged_status(claim: Claim, found: Answer, told: _Found) -> _Found:
     """Whether it fits, compared under the same cap (or on the same card) only."""
     row = found.rows[0]
     told.measured = row.status
