@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.identity import source_hash
 from maxsim_bench.backends.tolerances import FP32_ACCUMULATE, FP32_OPERANDS, TF32_OPERANDS
 from maxsim_bench.declare.cell import Cell
+
+if TYPE_CHECKING:
+    from maxsim import TokenBatch
 
 _SOURCES = ("tokens.py", "operator.py", "fused")
 
@@ -21,7 +25,7 @@ class Fused:
     """The fused operator; `path` pins one kernel ("portable", "hopper"), None leaves the choice to the launch table."""
 
     name: str = "fused"
-    path: str | None = None
+    path: Literal["portable", "hopper"] | None = None
     exact: bool = True
     install: str | None = None
 
@@ -50,7 +54,7 @@ class Fused:
         return lambda: maxsim.maxsim(q, d, pairing=pairing, precision=precision, path=path)
 
 
-def token_batches(inputs: Inputs) -> tuple[object, object]:
+def token_batches(inputs: Inputs) -> tuple[TokenBatch, TokenBatch]:
     """Query and document `TokenBatch`, validated once, as a user who scores the same corpus repeatedly keeps them."""
     import maxsim
 

@@ -73,10 +73,10 @@ def read_environments(folder: Path) -> dict[str, Any]:
 
 
 def add_environments(folder: Path, environments: Mapping[str, Any]) -> None:
-    """Keep environments by id; an id stands for its content, so what is there stays."""
+    """Keep environments by id. What is there stays; facts that an earlier writer did not have (ceilings) are added."""
     with hold(folder / "environment.json.lock", what=str(folder / "environment.json")):
         known = read_environments(folder)
-        if set(environments) - set(known):
-            merged = {**environments, **known}
+        merged = known | {key: {**facts, **known.get(key, {})} for key, facts in environments.items()}
+        if merged != known:
             text = json.dumps(merged, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
             replace_file(folder / "environment.json", text.encode("utf-8"))

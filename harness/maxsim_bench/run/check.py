@@ -86,6 +86,7 @@ def select(cell: Cell, inputs: Inputs, sample: list[int]) -> Inputs:
 
 
 _SUMMED_BYTES = 1 << 30
+_SUMMED_ROWS = 1 << 19  # 128 dimensions of these, widened to int64, are half a GiB
 
 
 def checksum(inputs: Inputs) -> list[tuple[int, int]]:
@@ -103,7 +104,8 @@ def _bits(tensor: torch.Tensor) -> tuple[int, int]:
     if tensor.device.type == "cpu" and tensor.nbytes > _SUMMED_BYTES and tensor.dim() > 1:
         tensor = tensor[:: -(-tensor.nbytes // _SUMMED_BYTES)]  # of a corpus in host memory every so many rows
     flat = tensor.contiguous().view(width).flatten(end_dim=-2) if tensor.dim() > 1 else tensor.view(width)[:, None]
-    rows = flat.sum(dim=-1, dtype=torch.int64)
+    # in blocks: a sum into int64 widens its operand first, four times the size of an fp16 corpus
+    rows = torch.cat([block.sum(dim=-1, dtype=torch.int64) for block in flat.split(_SUMMED_ROWS)])
     weights = torch.arange(1, rows.numel() + 1, device=rows.device)
     return int(rows.sum()), int((rows * weights).sum())
 

@@ -53,6 +53,13 @@ def test_an_environment_id_keeps_its_first_content(tmp_path: Path) -> None:
     assert read_environments(tmp_path) == {"x": {"torch": "1"}, "y": {}}
 
 
+def test_ceilings_that_a_later_run_measured_join_the_environment_of_an_earlier_one(tmp_path: Path) -> None:
+    """Rankings are recorded without ceilings; a sweep on the same machine adds them."""
+    add_environments(tmp_path, {"x": {"torch": "1"}})
+    add_environments(tmp_path, {"x": {"torch": "1", "ceilings": {"read_gbs": 4500.0}}})
+    assert read_environments(tmp_path) == {"x": {"torch": "1", "ceilings": {"read_gbs": 4500.0}}}
+
+
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_broken_environment_file_is_told_and_kept(tmp_path: Path, text: str) -> None:
     (tmp_path / "environment.json").write_text(text)

@@ -38,6 +38,14 @@ def test_pairs_take_their_queries_along(make_cell: Callable[..., Cell]) -> None:
     assert part.Q.shape == (2, 1, 2)
 
 
+def test_a_checksum_by_blocks_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Widening a corpus at once takes four times its size, so it is summed a block of rows at a time."""
+    x = torch.randn(7, 5, 16).half()
+    whole = checksum(Inputs(x, x))
+    monkeypatch.setattr("maxsim_bench.run.check._SUMMED_ROWS", 4)
+    assert checksum(Inputs(x, x)) == whole
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_a_checksum_sees_changes_and_exchanged_rows(dtype: torch.dtype) -> None:
     x = torch.randn(7, 5, 3).to(dtype)
