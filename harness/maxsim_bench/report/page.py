@@ -73,6 +73,7 @@ def write_page(page: Page, out: Path, path: Path) -> Path:
         losses=groups.get("losses", []),
         claims=[entry for entry in groups.get("claims", []) if entry["name"] != "claims/ledger"],
         counts=page.ledger.counts(),
+        computed=page.ledger.computed(),
         elements=_elements(page.ledger),
         statuses=frame.groupby(["device", "status"]).size().unstack(fill_value=0),
         card=names.card,

@@ -30,6 +30,7 @@ def readme_block(results: Results, made: Sequence[Artefact], verdicts: Ledger, f
         goals=[t for name, t in tables.items() if name.startswith("goals/")],
         cards=[(names.card(str(card)), int(count)) for card, count in rows.items()],
         counts=verdicts.counts(),
+        computed=verdicts.computed(),
         claims=len(verdicts.entries),
         folder=folder,
     ).strip()  # fmt: skip

@@ -54,6 +54,7 @@ def test_without_results_no_claim_is_confirmed_but_arithmetic(paper: Paper, made
     assert len(found.entries) == len(paper.claims)
     assert {e.measured_by for e in found.entries if e.verdict in ("holds", "better", "differs")} == {"arithmetic"}
     assert all(e.why for e in found.entries)
+    assert found.computed() == found.counts()["holds"]
     assert found.counts()["superseded"] == sum(c.superseded for c in paper.claims)
     assert sum(found.counts().values()) == len(paper.claims)
 

@@ -80,6 +80,10 @@ class Ledger:
         counts["claims"] = counts[list(VERDICTS)].sum(axis=1)
         return counts.reset_index()
 
+    def computed(self) -> int:
+        """How many of the verdicts rest on arithmetic over the claim's own sizes, not on a measurement."""
+        return sum(e.measured_by == "arithmetic" and e.verdict != "superseded" for e in self.entries)
+
     def counts(self) -> dict[str, int]:
         """Verdict → how many claims."""
         return {verdict: sum(entry.verdict == verdict for entry in self.entries) for verdict in VERDICTS}
