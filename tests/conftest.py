@@ -17,9 +17,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     no_gpu = pytest.mark.skip(reason="no NVIDIA GPU is visible; run `make test-gpu` on a machine that has one")
     no_data = pytest.mark.skip(reason=f"no retrieval data sets: point ${DATA_ENV} at a folder of BEIR archives")
     for item in items:
-        if "gpu" in item.keywords and not torch.cuda.is_available():
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(no_gpu)
-        if "data" in item.keywords and _data_dir() is None:
+        if item.get_closest_marker("data") and _data_dir() is None:
             item.add_marker(no_data)
 
 

@@ -90,7 +90,7 @@ def find_cell(beginning: str, folder: Path, results: Path) -> Found:
     Raises `DeclarationError` if there is none or more than one.
     """
     measured: dict[str, list[tuple[str, Row]]] = {}
-    for path in sorted(results.rglob("*.csv")):
+    for path in sorted([*results.glob("*.csv"), *results.glob("*/*.csv")]):  # deeper ones are details, not stores
         for row in Store(path).rows():
             measured.setdefault(row.cell.hash(), []).append((path.as_posix(), row))
     cells = {digest: rows[0][1].cell for digest, rows in measured.items()}

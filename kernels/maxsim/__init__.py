@@ -2,6 +2,19 @@
 
 from maxsim.fused.launch import LaunchPlan
 from maxsim.operator import explain, maxsim, maxsim_argmax
+from maxsim.quantized import QuantizedTokens, quantize_fp8, quantize_int8
+from maxsim.search import search
 from maxsim.tokens import TokenBatch, tokens
 
-__all__ = ["LaunchPlan", "TokenBatch", "explain", "maxsim", "maxsim_argmax", "tokens"]
+__all__ = [
+    "LaunchPlan",
+    "QuantizedTokens",
+    "TokenBatch",
+    "explain",
+    "maxsim",
+    "maxsim_argmax",
+    "quantize_fp8",
+    "quantize_int8",
+    "search",
+    "tokens",
+]

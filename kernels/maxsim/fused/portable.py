@@ -7,8 +7,9 @@ One program holds BLOCK_M query rows (several short queries, or a 128-row slice 
 BLOCK_N tokens at a time, keeping one running maximum a query row; similarities live in registers only.
 
 What keeps a score independent of the rest of the batch, to the bit: a similarity is one chain of matrix instructions
-over ascending d (one for each BLOCK_K of a large d); a maximum has no rounding; and row maxima are added in a binary tree of neighbours over 128-row slices
-whose missing rows are zeros, so that neither packing nor padding moves an addition.
+over ascending d (one for each BLOCK_K of a large d); a maximum has no rounding; and row maxima are added in a binary
+tree of neighbours over 128-row slices whose missing rows are zeros, so that neither packing nor padding moves an
+addition.
 """
 
 # mypy: allow-untyped-defs
