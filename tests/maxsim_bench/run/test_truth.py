@@ -109,3 +109,17 @@ def test_a_search_returns_two_tensors(found: tuple[Any, torch.Tensor, torch.Tens
     known, scores, _ = found
     with pytest.raises(ResultError, match="no pair of scores"):
         known.judge(scores, 1e-5)
+
+
+def test_gradients_are_judged_by_their_norm(make_cell: Callable[..., Cell]) -> None:
+    """A near tie that moves one token's gradient to its neighbour is small in norm, however large in its two rows."""
+    cell = make_cell(op="training_step")
+    want = torch.randn(200, 16, generator=torch.Generator().manual_seed(0))
+    moved = want.clone()
+    moved[[3, 4]] = want[[4, 3]]
+    near = truth._errors(cell, moved, want)
+    assert near.max_abs > 1
+    assert near.max_rel == pytest.approx(float((moved - want).norm() / want.norm()))
+    assert near.max_rel < 0.2
+    assert truth._errors(cell, want * 1.5, want).max_rel == pytest.approx(0.5)
+    assert truth._errors(cell, want.index_fill(0, torch.tensor([0]), float("nan")), want).max_rel == float("inf")
