@@ -77,3 +77,48 @@ def _line(shape: tuple[int, int], size: float, rows: pd.DataFrame) -> dict[str, 
         "memory": own.get("peak_extra_bytes", float("nan")) / 1e6,
         "eager_memory": here["peak_extra_bytes"].get("eager", float("nan")) / 1e6,
     }  # fmt: skip
+
+
+@element
+def limits(results: Results) -> Iterator[Table]:
+    """Ours beside the better peer where the choice matters: long queries, many queries, ragged and wide documents."""
+    frame = results.experiment("forward_limits").frame
+    chosen = (frame["dtype"] == "fp16") & (frame["timing_policy"] == "cold_l2")
+    for device, rows in frame[chosen].groupby("device", sort=True):
+        lines = [_limit(cell) for _, cell in rows.groupby("cell_hash", sort=False)]
+        table = pd.DataFrame([line for line in lines if line is not None])
+        if table.empty:
+            continue
+        columns = [
+            Column("Nq", "Nq", "{:.0f}".format),
+            Column("B", "B", names.count),
+            Column("Lq", "Lq", "{:.0f}".format),
+            Column("Ld", "Ld", right=False),
+            Column("d", "d", "{:.0f}".format),
+            Column("eager", "eager [ms]"),
+            Column("peer", "better peer [ms]"),
+            Column("ours", "fused (ours) [ms]"),
+            Column("ratio", "better peer / ours", lambda v: f"{v:.2f}×" if pd.notna(v) else ""),
+            Column("ceiling", "ours, of ceiling", lambda v: f"{v:.0f} %" if pd.notna(v) else ""),
+        ]
+        yield Table(
+            f"summary/limits-{device}", f"Where the choice of implementation matters, on {names.card(str(device))}",
+            columns, table, tuple(sorted(set(rows["source"]))),
+            "fp16, cold L2, median of one call, all backends interleaved. The better peer is the faster of flash-maxsim"
+            " and late-interaction-kernels. Above 100 %: faster than the library's own matrix product of the session.",
+        )  # fmt: skip
+
+
+def _limit(cell: pd.DataFrame) -> dict[str, Any] | None:
+    here = cell.set_index("backend")
+    if OURS not in here.index or here.at[OURS, "status"] != "ok":
+        return None
+    own, times = here.loc[OURS], here["latency_ms"]
+    peer = times.reindex(list(PEERS)).min()
+    ragged = own["layout"] == "packed"
+    return {
+        "Nq": own["Nq"], "B": own["B"], "Lq": own["Lq"], "d": own["d"],
+        "Ld": f"{own['length_distribution']} (packed)" if ragged else f"{own['Ld']:.0f}",
+        "eager": times.get("eager", float("nan")), "peer": peer, "ours": own["latency_ms"],
+        "ratio": peer / own["latency_ms"], "ceiling": own["percent_of_ceiling"],
+    }  # fmt: skip
