@@ -20,7 +20,7 @@ HARNESS_ROOMS = {
     "measure": set(),
     "backends": {"declare", "maxsim"},
     "run": {"declare", "record", "measure", "backends"},
-    "retrieve": {"declare", "record", "backends", "maxsim"},  # the operator itself: training and heat maps
+    "retrieve": {"declare", "record", "backends", "maxsim"},  # the operator itself: contrastive training
     "report": {"declare", "record"},
 }  # fmt: skip
 # The kernels' floors, lowest first; float64 input goes to the reference from every floor above it, baselines included.
@@ -33,6 +33,7 @@ KERNEL_ROOMS = {
     "quantized": {"tokens", "reference", "fused"},
     "operator": {"tokens", "reference", "baselines", "fused", "training", "quantized"},
     "search": {"tokens", "operator", "quantized"},
+    "integrations": {"operator"},
 }
 HEAVY = {
     "torch", "triton", "matplotlib", "transformers", "sentence_transformers", "beir", "ir_datasets", "flash_maxsim",

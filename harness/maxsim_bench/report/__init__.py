@@ -1,1 +1,1 @@
-"""Room `report`: rows in; tables, figures, verdicts and a page out. May import: record. Never imports torch."""
+"""Room `report`: rows in; tables, figures, verdicts and a page out. Never imports torch. May import: declare, record."""
