@@ -54,11 +54,12 @@ def write(places: Places, *, local: bool, say: Callable[[str], None]) -> list[Re
 
 
 def stale(places: Places) -> list[str]:
-    """What is committed and no longer follows from the committed results."""
+    """What is committed and no longer follows from the committed results, and what to do; empty if everything does."""
     from maxsim_bench.report.build import Places as Beside
-    from maxsim_bench.report.check import check
+    from maxsim_bench.report.check import REMEDY, check
 
-    return check([places.results], places.figures, places=Beside(places.experiments), readme=places.readme)
+    found = check([places.results], places.figures, places=Beside(places.experiments), readme=places.readme)
+    return [*found, REMEDY] if found else []
 
 
 def report_lines(made: Sequence[ReportPaths]) -> list[str]:

@@ -5,13 +5,13 @@ Room: `backends`. May import: declare, `maxsim`.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import importlib
 import pkgutil
 
 import maxsim_bench.backends as room
 from maxsim_bench.backends.base import Backend
+from maxsim_bench.declare.load import suggest
 
 # The order in which backends are listed and drawn: ground truth, what people run today, ours, peers.
 ORDER = (
@@ -41,11 +41,9 @@ def get(name: str) -> Backend:
     """The backend called `name`.
 
     Raises:
-        UnknownBackendError: with the nearest names.
+        UnknownBackendError: with the nearest name, or all of them.
     """
     known = backends()
     if name in known:
         return known[name]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    raise UnknownBackendError(f"unknown backend {name!r}.{hint} Known: {', '.join(known)}")
+    raise UnknownBackendError(f"unknown backend {name!r}. {suggest(name, known)}")

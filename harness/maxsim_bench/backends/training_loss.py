@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     import torch
 
 LOSSES = ("cross_entropy", "sum")
-STAGES = ("step", "forward", "csr_build", "dq", "dd", "backward")
 
 
 def variant_of(cell: Cell, name: str, default: str) -> str:

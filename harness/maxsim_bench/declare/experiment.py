@@ -185,11 +185,6 @@ class Experiment(_Declared):
     profiles: dict[Literal["smoke", "paper"], Profile] = {}
     source: str = ""  # the file it came from, for messages
 
-    @property
-    def allowed_failures(self) -> tuple[AllowedFailure, ...]:
-        """Declarations with `.allows(row)`."""
-        return self.allow
-
     def failed(self, row: FailedRow) -> bool:
         """Whether the row counts against the exit code: a failure that no declaration allows."""
         return row.status in FAILURES and not any(a.allows(row) for a in self.allow)
