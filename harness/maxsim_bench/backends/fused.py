@@ -53,6 +53,14 @@ class Fused:
         pairing, precision, path = cell.pairing or "all", cell.precision or "ieee", self.path
         return lambda: maxsim.maxsim(q, d, pairing=pairing, precision=precision, path=path)
 
+    def kernel_config(self, cell: Cell, inputs: Inputs) -> str:
+        """The launch that the prepared callable makes: kernel, tile, why, what binds."""
+        import maxsim
+
+        q, d = token_batches(inputs)
+        pairing, precision = cell.pairing or "all", cell.precision or "ieee"
+        return str(maxsim.explain(q, d, pairing=pairing, precision=precision, path=self.path))
+
 
 def token_batches(inputs: Inputs) -> tuple[TokenBatch, TokenBatch]:
     """Query and document `TokenBatch`, validated once, as a user who scores the same corpus repeatedly keeps them."""

@@ -8,7 +8,7 @@ import torch
 from maxsim.reference import float64
 from maxsim_bench.backends import registry
 from maxsim_bench.backends.base import Backend
-from maxsim_bench.backends.fused import token_batches
+from maxsim_bench.backends.fused import Fused, token_batches
 from maxsim_bench.backends.inputs import make_inputs
 from maxsim_bench.declare.cell import Cell
 
@@ -65,3 +65,15 @@ def test_an_unknown_name_suggests_the_nearest() -> None:
     """A typo costs one look, not a search."""
     with pytest.raises(registry.UnknownBackendError, match="Did you mean 'flash_maxsim'"):
         registry.get("flash_maxsin")
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=_name)
+def test_a_fused_row_says_which_launch_was_measured(cell: Cell) -> None:
+    """The column `kernel_config`: a kernel on a GPU, torch and the reason for it without one."""
+    backend = registry.get("fused")
+    assert isinstance(backend, Fused)
+    told = backend.kernel_config(cell, make_inputs(cell, DEVICE))
+    if DEVICE == "cpu":
+        assert told == "torch (no fused kernel for cpu)"
+    else:
+        assert told.startswith(("hopper: tile", "portable: tile"))
