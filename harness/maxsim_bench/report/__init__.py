@@ -1,1 +1,1 @@
-"""Room `report`: rows in; tables, figures, verdicts and a page out. Never imports torch. May import: declare, record."""
+"""Room `report`: rows in; tables, figures, verdicts, a page out. Never imports torch. May import: declare, record."""
