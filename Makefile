@@ -9,7 +9,7 @@ BENCH   := $(BIN)/maxsim-bench
 STAMP   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-gpu bench report fidelity track check lint docs clean
+.PHONY: help setup reproduce test test-slow test-gpu test-integrations bench report fidelity track check lint docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -28,11 +28,22 @@ $(STAMP): pyproject.toml constraints.txt
 reproduce: $(STAMP) ## measure, check, rank and report; resumes where it stopped (ELEMENT=tab:fwd for one element)
 	$(BENCH) reproduce $(if $(ELEMENT),--element $(ELEMENT))
 
-test: lint ## linters, types and every test that this machine can run
-	$(BIN)/python -m pytest
+test: lint ## linters, types and every quick test that this machine can run
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(STAMP) ## the tests of more than ten seconds: whole collections ranked, every kernel variant compiled
+	$(BIN)/python -m pytest -m slow
 
 test-gpu: $(STAMP) ## the tests that need an NVIDIA GPU
 	$(BIN)/python -m pytest -m gpu
+
+# pylate pins versions that exclude the pinned torch, and torchvision has no processor build of it: both are installed
+# without their dependencies, into a folder of their own.
+PYLATE_SITE := $(VENV)-pylate
+test-integrations: $(STAMP) ## PyLate and colpali-engine through our operator, against the real packages
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(PYLATE_SITE) \
+	  pylate==1.6.0 sentence-transformers==5.3.0 colpali-engine==0.3.18 peft
+	PYTHONPATH=$(PYLATE_SITE) $(BIN)/python -m pytest tests/maxsim/test_integrations.py
 
 bench: $(STAMP) ## the pytest-benchmark suite over the headline cells
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only
