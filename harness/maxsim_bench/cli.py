@@ -235,26 +235,76 @@ def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
 @main.command()
 @click.argument("base")
 @click.argument("new")
+@click.option("--rev", is_flag=True, help="BASE and NEW are git revisions whose kernels are measured now, in turn.")
+@click.option("--experiment", metavar="NAME", help="With --rev: forward cells of this experiment, not the headline.")
+@click.option("--where", multiple=True, metavar="AXIS=VALUE", help="With --rev: only such cells: Lq=32, B>=1000.")
 @click.option(
     "--format", "form", type=click.Choice(["markdown", "json", "html"]), default="markdown", show_default=True
 )
 @places_options
-def compare(base: str, new: str, form: Any, **folders: Path) -> None:
+def compare(
+    base: str, new: str, rev: bool, experiment: str | None, where: tuple[str, ...], form: Any, **folders: Path
+) -> None:
     """Decide what became faster or slower.
 
     BASE and NEW are stores, folders of them, git revisions of results/, or JSON of pytest-benchmark. Every cell and
     backend is SAME, FASTER, SLOWER or UNDECIDED, with the reason. Exit code 1 if anything is SLOWER.
 
+    With --rev the kernels of two git revisions are loaded into one process and measured turn by turn, on the headline
+    cells of the device at hand: did this commit cost anything?
+
     \b
     Example: maxsim-bench compare HEAD results --format json
+    Example: maxsim-bench compare --rev HEAD~1 HEAD --where Lq=32
     """
     from maxsim_bench.comparing import comparison_text, thresholds_path
     from maxsim_bench.report.compare import compare_results
     from maxsim_bench.reporting import Places
 
-    found = compare_results(base, new, thresholds=thresholds_path(Places(**folders)))
+    places = Places(**folders)
+    if rev:
+        from maxsim_bench.revisions import measured_revisions
+
+        found = measured_revisions(base, new, places, experiment, where)
+    elif experiment or where:
+        raise click.UsageError("--experiment and --where choose what is measured, and only --rev measures")
+    else:
+        found = compare_results(base, new, thresholds=thresholds_path(places))
     click.echo(comparison_text(found, form), nl=False)
     sys.exit(found.exit_code)
+
+
+@main.command()
+@click.option("--aa", "tries", type=click.IntRange(min=1), required=True, metavar="N", help="Tries on every cell.")
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/DEVICE]")
+@places_options
+@json_option
+def selftest(tries: int, into: Path | None, as_json: bool, **folders: Path) -> None:
+    """Measure how far comparisons can be trusted.
+
+    The same build against itself, N times on each headline cell: how often is a difference seen where there is none?
+    And with a slow-down of 2, 5 and 10 % put behind the call: how often is it found? Rates with their exact 95 %
+    intervals go to selftest.json. Exit code 1 if a GPU misses a goal; a processor's rates are reported only.
+
+    \b
+    Example: maxsim-bench selftest --aa 60
+    """
+    from maxsim_bench.comparing import thresholds_path
+    from maxsim_bench.machine import this_machine
+    from maxsim_bench.report.compare import read_thresholds
+    from maxsim_bench.reporting import Places
+    from maxsim_bench.selftest import selftest as audit
+    from maxsim_bench.selftest import selftest_lines
+
+    places, machine = Places(**folders), this_machine()
+    thresholds = read_thresholds(thresholds_path(places))
+    done = audit(tries, thresholds, machine=machine, say=lambda line: click.echo(line, err=True))
+    path = done.write(into or places.results / machine.key)
+    if as_json:
+        _print_json(done.told())
+    else:
+        click.echo("\n".join([*selftest_lines(done), path.as_posix()]))
+    sys.exit(done.exit_code)
 
 
 @main.command()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.identity import source_hash
@@ -49,9 +49,7 @@ class Fused:
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         import maxsim
 
-        q, d = token_batches(inputs)
-        pairing, precision, path = cell.pairing or "all", cell.precision or "ieee", self.path
-        return lambda: maxsim.maxsim(q, d, pairing=pairing, precision=precision, path=path)
+        return forward_call(maxsim, cell, inputs, self.path)
 
     def kernel_config(self, cell: Cell, inputs: Inputs) -> str:
         """The launch that the prepared callable makes: kernel, tile, why, what binds."""
@@ -62,10 +60,21 @@ class Fused:
         return str(maxsim.explain(q, d, pairing=pairing, precision=precision, path=self.path))
 
 
-def token_batches(inputs: Inputs) -> tuple[TokenBatch, TokenBatch]:
-    """Query and document `TokenBatch`, validated once, as a user who scores the same corpus repeatedly keeps them."""
-    import maxsim
+def forward_call(package: Any, cell: Cell, inputs: Inputs, path: str | None = None) -> Callable[[], object]:
+    """A call of `package.maxsim` on a cell's inputs; `package` is `maxsim`, or another revision of it."""
+    q, d = token_batches(inputs, package)
+    pairing, precision = cell.pairing or "all", cell.precision or "ieee"
+    return lambda: package.maxsim(q, d, pairing=pairing, precision=precision, path=path)
 
+
+def token_batches(inputs: Inputs, package: Any = None) -> tuple[TokenBatch, TokenBatch]:
+    """Query and document `TokenBatch`, validated once, as a user who scores the same corpus repeatedly keeps them.
+
+    `package`: another revision of `maxsim`, whose batches these are to be.
+    """
+    import maxsim as installed
+
+    maxsim = package or installed
     q = maxsim.tokens(inputs.Q, lengths=inputs.q_lengths)
     if inputs.cu_seqlens is not None:
         return q, maxsim.tokens(inputs.D, cu_seqlens=inputs.cu_seqlens)

@@ -16,6 +16,16 @@ from maxsim_bench.run.measure_cell import CellMeasurement
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
 
 
+def device_key(device: str) -> str:
+    """One device of this machine, for its lock: the GPU's own identifier, or "cpu"."""
+    if device != "cuda":
+        return "cpu"
+    import torch
+
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return str(getattr(properties, "uuid", f"cuda:{torch.cuda.current_device()}"))
+
+
 class CellSession:
     """A `Session` that measures for real."""
 
@@ -40,16 +50,12 @@ class CellSession:
         """Who is ready, and where."""
         facts = environment.capture(self.device)
         return Hello(
-            self.device, environment.device_name(facts), self._device_key(), facts, environment.environment_id(facts)
+            self.device,
+            environment.device_name(facts),
+            device_key(self.device),
+            facts,
+            environment.environment_id(facts),
         )
-
-    def _device_key(self) -> str:
-        if self.device != "cuda":
-            return "cpu"
-        import torch
-
-        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-        return str(getattr(properties, "uuid", f"cuda:{torch.cuda.current_device()}"))
 
     def ceilings(self) -> dict[str, Any]:
         """Ceilings of this device, as a record."""
