@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import shlex
 from collections.abc import Callable, Iterator
@@ -15,7 +16,10 @@ import torch
 from maxsim_bench.cli import main
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+DOCUMENTS = [
+    *(ROOT / f"{n}.md" for n in ("README", "CONTRIBUTING", "CHANGELOG")),
+    *sorted((ROOT / "docs").glob("*.md")),
+]
 # Where a path in a document may start: the checkout, a source root, or a room that the sentence is about.
 ROOTS = (
     "",
@@ -56,6 +60,12 @@ def test_every_path_a_document_names_is_there(document: Path) -> None:
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
+def test_every_module_a_document_runs_is_there(document: Path) -> None:
+    named = re.findall(r"python -m ([\w.]+)", text_of(document))
+    assert [n for n in named if importlib.util.find_spec(n) is None] == []
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)
 def test_every_link_leads_somewhere(document: Path) -> None:
     targets = re.findall(r"\]\(([^)#]+)", text_of(document))
     assert [t for t in targets if "://" not in t and not (document.parent / t).exists()] == []
@@ -80,10 +90,11 @@ def test_every_command_a_document_shows_is_understood(document: Path) -> None:
 def test_a_document_that_names_what_is_not_there_is_seen(tmp_path: Path) -> None:
     """The checks themselves."""
     page = tmp_path / "page.md"
-    page.write_text("See [x](gone.md) and `kernels/maxsim/gone.py`; run `make gone`.\n")
+    page.write_text("See [x](gone.md) and `kernels/maxsim/gone.py`; run `make gone` and `python -m maxsim.gone`.\n")
     for check in (
         test_every_path_a_document_names_is_there,
         test_every_link_leads_somewhere,
+        test_every_module_a_document_runs_is_there,
         test_every_command_a_document_shows_is_understood,
     ):
         with pytest.raises(AssertionError):
