@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.headline import headline_cells, input_sets, label, scores_inspector, timed_rounds
+from maxsim_bench.headline import BuildError, headline_cells, input_sets, label, scores_inspector, timed_rounds
 from maxsim_bench.machine import Machine
-from maxsim_bench.measure.timer import TimingBudget
+from maxsim_bench.measure.failures import describe
+from maxsim_bench.measure.timer import Call, TimingBudget
 
 if TYPE_CHECKING:
     from maxsim_bench.report.compare import Comparison, Thresholds
@@ -128,7 +129,12 @@ def _rounds(
     from maxsim_bench.backends.fused import forward_call
 
     sets = input_sets(cell, device)
-    calls = {name: [forward_call(package, cell, s) for s in sets] for name, package in packages.items()}
+    calls: dict[str, list[Call]] = {}
+    for name, package in packages.items():
+        try:
+            calls[name] = [forward_call(package, cell, inputs) for inputs in sets]
+        except Exception as error:  # of another time's code; whatever it is, that revision cannot be measured here
+            raise BuildError(f"{name} cannot take {label(cell)}: {describe(error)}") from error
     found = timed_rounds(cell, calls, device, budget, scores_inspector(cell, sets))
     return found.label, found.times_ms["base"], found.times_ms["new"]
 

@@ -187,7 +187,7 @@ def selftest(
     tally, left_out = _Tally(), []
     with device_lock(device_key(machine.device), machine.name):
         for cell in cells:
-            say(f"{label(cell)}: {tries} tries")
+            say(f"{label(cell)}, {tries} ×")
             left_out += _on_cell(cell, tries, percents, thresholds, machine.device, budget, tally)
     return SelfTest(
         key=machine.key, gpu=machine.name, measured_at=clock.utc_now(), revision=str(facts["git_commit"]),
@@ -255,4 +255,4 @@ def selftest_lines(done: SelfTest) -> list[str]:
 
 def _counted(rate: Rate) -> str:
     interval = f"{rate.low:.2%} to {rate.high:.2%}"
-    return f"{rate.tries:>6} {rate.hits:>6} {rate.rate:>8.2%}  {interval:<18}"
+    return f"{rate.tries:>6} {rate.hits:>6} {rate.rate:>8.2%}  {interval:<17}"

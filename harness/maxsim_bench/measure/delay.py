@@ -14,7 +14,8 @@ from maxsim_bench.measure.statistics import median
 from maxsim_bench.measure.timer import Call, Timing, TimingBudget, time_callables
 
 _SHORT_CYCLES = 1.0
-_LONG_CYCLES_PER_MS = 1.5e5  # about a tenth of a call's own time, at the clocks of today's cards
+_LONG_CYCLES_PER_MS = 1.5e5  # about a tenth of a call's own time, at clocks near 1.5 GHz
+_LEAST_LONG_CYCLES = 1e5  # tens of microseconds, so that a line through it does not hang on the jitter of events
 
 
 class DelayError(RuntimeError):
@@ -47,7 +48,7 @@ def delay_of(calls: Sequence[Call], ms: float, policy: Policy, device: str, budg
     if device != "cuda":
         return ms
     bare = _medians({"bare": list(calls)}, policy, device, budget)["bare"]
-    long = max(_LONG_CYCLES_PER_MS * bare, 1e4)
+    long = max(_LONG_CYCLES_PER_MS * bare, _LEAST_LONG_CYCLES)
     timed = {"bare": list(calls), "short": slowed(calls, _SHORT_CYCLES, device), "long": slowed(calls, long, device)}
     found = _medians(timed, policy, device, budget)
     return cycles_between(found["bare"], (_SHORT_CYCLES, found["short"]), (long, found["long"]), ms)
