@@ -1,31 +1,26 @@
 """Exact top-k over a corpus that need not fit into device memory: blocks are copied while the block before is scored.
 
 Room: `search`. In: queries and a corpus on the device, in host memory, memory-mapped, or an iterator. Out: scores and
-document numbers. May import: operator, quantized.
+document numbers. May import: blocks, operator, quantized, tokens.
 
-Device memory is flat in the size of the corpus: `SLOTS` blocks, their scores, and one 64-bit key for each kept result.
+Device memory is flat in the size of the corpus: `blocks.SLOTS` blocks, their scores, and one 64-bit key
+for each kept result.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from maxsim import quantized
+from maxsim.blocks import Corpus, Documents, blocks_of, cut, on_device
 from maxsim.operator import maxsim
 from maxsim.quantized.batch import QuantizedTokens, owned_rows
 from maxsim.quantized.index import Index
 from maxsim.tokens import TokenBatch, tokens
 
-Documents = TokenBatch | QuantizedTokens
-Corpus = Documents | Index | Iterable[Documents]
-
-SLOTS = 2  # one block is copied while one is scored
 _RESCORE_BYTES = 1 << 28  # original embeddings gathered at a time when rescoring
 _SCORE_ELEMENTS = 1 << 26  # scores of a block: Nq * documents stays below (keys and their sort take 24 bytes each)
 _NOTHING = -(2**63)  # key of a result that is not there
@@ -78,7 +73,8 @@ def search(
     with torch.no_grad(), torch.cuda.device(where) if where.type == "cuda" else contextlib.nullcontext():
         scorer = _Scorer(q, quantize_queries)
         first = 0
-        for block in _on_device(_cut(_blocks(corpus), block_bytes, max(1, _SCORE_ELEMENTS // max(1, q.count))), where):
+        most = max(1, _SCORE_ELEMENTS // max(1, q.count))
+        for block in on_device(cut(blocks_of(corpus), block_bytes, most), where):
             keys = _merge(keys, _keys(scorer(block), first))
             first += block.count
         if rescore:
@@ -216,230 +212,3 @@ def _gathered(shards: list[TokenBatch], numbers: Tensor, device: torch.device) -
         places, _ = owned_rows(packed.select(mine))
         packed.values[places] = shards[i].values[rows]
     return quantized.batch.move(packed, device)
-
-
-# ---- blocks
-
-
-def _blocks(corpus: Corpus) -> Iterator[Documents]:
-    if isinstance(corpus, TokenBatch | QuantizedTokens):
-        yield corpus
-        return
-    for block in corpus:
-        if not isinstance(block, TokenBatch | QuantizedTokens):
-            raise ValueError(f"corpus: a block is {type(block).__name__}, not TokenBatch or QuantizedTokens")
-        yield block
-
-
-def _cut(blocks: Iterator[Documents], block_bytes: int, most: int) -> Iterator[Documents]:
-    """Pieces of at most `block_bytes` and `most` documents, one document at least, over the same memory.
-
-    A block whose documents do not follow one another in memory is only cut by `most`.
-    """
-    for block in blocks:
-        codes = block.codes if isinstance(block, QuantizedTokens) else block
-        row_bytes = codes.values.stride(0) * codes.values.element_size() + 4
-        if codes.device.type != "cpu" or codes.values.shape[0] * row_bytes <= block_bytes:
-            bounds = [*range(0, block.count, most), block.count]
-        else:
-            bounds = _bounds(codes, max(1, block_bytes // row_bytes), most)
-        for first, last in itertools.pairwise(bounds):
-            yield block if last - first == block.count else _slice(block, first, last)
-
-
-def _bounds(codes: TokenBatch, rows: int, most: int) -> list[int]:
-    """Where to cut so that a piece spans at most `rows` rows; by `most` alone if documents are out of order."""
-    starts = codes.row_starts()
-    if codes.starts is not None and bool((starts[1:] < starts[:-1]).any()):
-        return [*range(0, codes.count, most), codes.count]
-    ends = torch.cummax(starts + codes.row_lengths(), 0).values
-    bounds, first = [0], 0
-    while first < codes.count:
-        last = int(torch.searchsorted(ends, int(starts[first]) + rows, right=True))
-        first = min(max(last, first + 1), first + most)
-        bounds.append(first)
-    return bounds
-
-
-def _slice(block: Documents, first: int, last: int) -> Documents:
-    """Documents first..last-1 over the same memory; rows before and after them are left out where that is possible."""
-    if isinstance(block, QuantizedTokens):
-        codes, low, high = _slice_tokens(block.codes, first, last)
-        scales = block.scales[low:high] if block.kind == "token" else block.scales[first:last]
-        return QuantizedTokens(codes, scales, block.kind)
-    return _slice_tokens(block, first, last)[0]
-
-
-def _slice_tokens(batch: TokenBatch, first: int, last: int) -> tuple[TokenBatch, int, int]:
-    starts: Tensor | None
-    if batch.device.type != "cpu":  # no look at the offsets, which would synchronise, and nothing is saved
-        low, high, starts = 0, batch.values.shape[0], batch.row_starts()[first:last]
-    elif batch.starts is None:
-        low, high, starts = first * batch.pitch, (last - 1) * batch.pitch + batch.max_length, None
-    else:
-        starts, ends = batch.starts[first:last], batch.starts[first:last] + batch.row_lengths()[first:last]
-        low, high = int(starts.min()), int(ends.max())
-        low, high = (0, 0) if high <= low else (low, high)
-        starts = (starts - low).clamp_min(0)
-    lengths = None if batch.lengths is None else batch.lengths[first:last]
-    piece = replace(
-        batch,
-        values=batch.values[low:high],
-        count=last - first,
-        starts=starts,
-        lengths=lengths,
-        shift=None,
-        positions=None,
-        dense_shape=None,
-        total_rows=None,
-    )
-    return piece, low, high
-
-
-# ---- moving blocks to the device
-
-
-def _on_device(blocks: Iterator[Documents], device: torch.device) -> Iterator[Documents]:
-    """The blocks on `device`, in order, each valid until the next is asked for."""
-    if device.type != "cuda":
-        for block in blocks:
-            yield block.to(device) if isinstance(block, QuantizedTokens) else quantized.batch.move(block, device)
-        return
-    copies = torch.cuda.Stream(device)
-    compute = torch.cuda.current_stream(device)
-    copies.wait_stream(compute)
-    slots = [_Slot(device, copies) for _ in range(SLOTS)]
-    waiting: list[tuple[_Slot, Documents]] = []
-    turn = 0
-    for block in blocks:
-        if block.device.type == "cuda":
-            for ready in _drain(waiting, compute):
-                yield ready
-            yield block if isinstance(block, QuantizedTokens) else quantized.batch.move(block, device)
-            continue
-        slot = slots[turn % SLOTS]
-        turn += 1
-        waiting.append((slot, slot.load(block)))
-        if len(waiting) == SLOTS:
-            for ready in _drain(waiting[:1], compute):
-                yield ready
-            del waiting[0]
-    yield from _drain(waiting, compute)
-
-
-def _drain(waiting: list[tuple[_Slot, Documents]], compute: torch.cuda.Stream) -> Iterator[Documents]:
-    for slot, block in waiting:
-        compute.wait_event(slot.copied)
-        yield block
-        slot.computed.record(compute)
-
-
-@dataclass
-class _Slot:
-    """One block's place: a pinned buffer and a device buffer, both reused, and the events that guard them."""
-
-    device: torch.device
-    copies: torch.cuda.Stream
-    host: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.uint8))
-    there: Tensor | None = None
-    copied: torch.cuda.Event = field(default_factory=torch.cuda.Event)
-    computed: torch.cuda.Event = field(default_factory=torch.cuda.Event)
-    source: Documents | None = None  # kept alive until its copy is done
-
-    def load(self, block: Documents) -> Documents:
-        """Starts copying `block`; the result may be used after `copied`."""
-        self.copied.synchronize()  # the pinned buffer is free again
-        self.source = block
-        codes = block.codes if isinstance(block, QuantizedTokens) else block
-        parts = [codes.values, codes.starts, codes.lengths]
-        if isinstance(block, QuantizedTokens):
-            parts.append(block.scales)
-        places, size = _layout(parts)
-        self._reserve(size)
-        assert self.there is not None
-        self.copies.wait_event(self.computed)  # the device buffer is free again
-        with torch.cuda.stream(self.copies):
-            moved = [
-                None if p is None or place is None else self._copy(p, place)
-                for p, place in zip(parts, places, strict=True)
-            ]
-            self.copied.record(self.copies)
-        values = moved[0]
-        assert values is not None
-        codes = replace(
-            codes, values=values[:, : codes.d], starts=moved[1], lengths=moved[2], shift=None, positions=None
-        )
-        if not isinstance(block, QuantizedTokens):
-            return codes
-        assert moved[3] is not None
-        return QuantizedTokens(codes, moved[3], block.kind)
-
-    def _reserve(self, size: int) -> None:
-        if self.there is None or self.there.shape[0] < size:
-            self.copies.synchronize()
-            torch.cuda.current_stream(self.device).synchronize()
-            self.there = None  # freed before the larger one is asked for
-            self.there = torch.empty(size, dtype=torch.uint8, device=self.device)
-
-    def _copy(self, part: Tensor, place: _Place) -> Tensor:
-        assert self.there is not None
-        target = place.view(self.there)
-        whole = _widened(part, place.shape)
-        if whole is not None and whole.is_pinned():
-            target.copy_(whole, non_blocking=True)
-            return target
-        if self.host.shape[0] < self.there.shape[0]:
-            self.host = torch.empty(self.there.shape[0], dtype=torch.uint8, pin_memory=True)
-        staged = place.view(self.host)
-        if part.ndim == 2:
-            staged[:, : part.shape[1]] = part
-        else:
-            staged.copy_(part)
-        target.copy_(staged, non_blocking=True)
-        return target
-
-
-def _widened(part: Tensor, shape: tuple[int, ...]) -> Tensor | None:
-    """`part` with the padding of its rows, so that it is one run of memory of `shape`; None if it is not stored so."""
-    if part.ndim == 2 and part.shape[1] < shape[1] == part.stride(0) and part.shape[0] > 0:
-        end = part.storage_offset() + part.shape[0] * shape[1]
-        if end * part.element_size() <= part.untyped_storage().nbytes():
-            return part.as_strided(shape, (shape[1], 1))
-    return part if part.is_contiguous() and tuple(part.shape) == shape else None
-
-
-@dataclass(frozen=True)
-class _Place:
-    """Where a tensor lies in a buffer of bytes."""
-
-    offset: int
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-
-    @property
-    def nbytes(self) -> int:
-        count = 1
-        for n in self.shape:
-            count *= n
-        return count * self.dtype.itemsize
-
-    def view(self, buffer: Tensor) -> Tensor:
-        return buffer[self.offset : self.offset + self.nbytes].view(self.dtype).view(self.shape)
-
-
-def _layout(parts: list[Tensor | None]) -> tuple[list[_Place | None], int]:
-    """Places of tensors one after another at multiples of 256 bytes; rows are widened to multiples of 16 bytes."""
-    places: list[_Place | None] = []
-    offset = 0
-    for part in parts:
-        if part is None:
-            places.append(None)
-            continue
-        shape = tuple(part.shape)
-        if part.ndim == 2:
-            unit = max(1, 16 // part.dtype.itemsize)
-            shape = (shape[0], -(-shape[1] // unit) * unit)
-        place = _Place(offset, shape, part.dtype)
-        places.append(place)
-        offset += -(-place.nbytes // 256) * 256
-    return places, max(256, offset)

@@ -32,7 +32,8 @@ KERNEL_ROOMS = {
     "training": {"tokens", "reference", "fused"},
     "quantized": {"tokens", "reference", "fused"},
     "operator": {"tokens", "reference", "baselines", "fused", "training", "quantized"},
-    "search": {"tokens", "operator", "quantized"},
+    "blocks": {"tokens", "quantized"},
+    "search": {"tokens", "blocks", "operator", "quantized"},
     "integrations": {"operator"},
 }
 HEAVY = {

@@ -33,7 +33,7 @@ class Search:
     install: str | None = None
 
     def version(self) -> str:
-        return source_hash("tokens.py", "operator.py", "fused", "quantized", "search.py")
+        return source_hash("tokens.py", "operator.py", "fused", "quantized", "blocks.py", "search.py")
 
     def supports(self, cell: Cell, device: str) -> str | None:
         if cell.op != "search":
