@@ -1,8 +1,8 @@
 """A real contrastive run: a 384 → 128 token projection over a frozen encoder, trained by ours or by eager autograd.
 
-Room: `retrieve`. May import: record, backends. In: token embeddings of queries and of their relevant documents. Out:
-loss curves and a projection. Both scorers see the same batches in the same order from the same start, so their curves
-may only part by rounding; the spread between seeds is the yardstick.
+Room: `retrieve`. May import: record, backends, `maxsim`. In: token embeddings of queries and of their relevant
+documents. Out: loss curves and a projection. Both scorers see the same batches in the same order from the same start,
+so their curves may only part by rounding; the spread between seeds is the yardstick.
 """
 
 from __future__ import annotations
