@@ -1,10 +1,10 @@
 """Measure the candidate tiles of the portable kernel on this GPU and write its part of the launch table.
 
-    python -m maxsim.fused.tune            # prints entries for launch_table.toml, writes tune_<gpu>.csv
-    python -m maxsim.fused.tune --write    # replaces this architecture's entries in launch_table.toml
+    python -m maxsim_bench.tune            # prints entries for launch_table.toml, writes tune_<gpu>.csv
+    python -m maxsim_bench.tune --write    # replaces this architecture's entries in launch_table.toml
 
-Room: `fused`. In: a GPU. Out: table entries, each with what it reached and how far the runner-up was. May import:
-`maxsim.tokens`, `maxsim.reference`. A tool for whoever brings a new GPU; nothing here runs when scores are computed.
+Orchestration beside `cli.py`. In: a GPU. Out: entries of `maxsim/fused/launch_table.toml`, each with what it reached and
+how far the runner-up was. May import every room and `maxsim`. A tool for whoever brings a new GPU.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from statistics import geometric_mean
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from maxsim import reference
-from maxsim.fused import launch
-from maxsim.fused.launch import LaunchPlan
-from maxsim.tokens import TokenBatch, tokens
+    from maxsim.fused.launch import LaunchPlan
+    from maxsim.tokens import TokenBatch
 
 ANY_D = 1 << 20
 
@@ -72,36 +72,65 @@ KINDS = (
 
 
 def measure(kind: Kind, arch: int) -> Iterator[dict[str, Any]]:
-    """One row for every candidate and shape that runs: tile, time in ms, TFLOP/s, GB/s, relative error."""
-    from triton.runtime.errors import OutOfResources
-    from triton.testing import do_bench
+    """One row for every candidate and shape that runs: tile, time in ms, TFLOP/s, GB/s, relative error.
 
-    from maxsim.fused import portable
+    The candidates of a shape are timed against each other, interleaved, by the one timer.
+    """
+    import torch
+
+    from maxsim import reference
+    from maxsim.fused import launch
+    from maxsim_bench.measure.timer import Timing, TimingBudget, time_callables
 
     dtype = torch.float16 if kind.bits == 16 else torch.float32
     for Nq, Lq, B, Ld, d in kind.shapes:
         q, documents = _unit(Nq, Lq, d, dtype=dtype), _unit(B, Ld, d, dtype=dtype)
         expected, _ = reference.float64(q, documents.select(torch.arange(2, device=q.device)))
         chosen = launch.choose(arch, dtype, d, Nq, Lq, Ld, B, precision="tf32" if kind.precision == "tf32" else "ieee")
-        for tile in kind.tiles:
-            plan = _with_tile(chosen, tile, d, Ld)
-            score = partial(portable.forward, q, documents, pairing="all", argmax_dtype=None, plan=plan)
-            try:
-                scores, _ = score()
-            except OutOfResources as error:  # this GPU has less shared memory: not a candidate here
-                print(f"{tile}: {error}", file=sys.stderr)
+        errors = {tile: _error(q, documents, _with_tile(chosen, tile, d, Ld), expected) for tile in kind.tiles}
+        calls = {
+            str(tile): [_call(q, documents, _with_tile(chosen, tile, d, Ld))]
+            for tile, error in errors.items()
+            if error is not None
+        }
+        timed = time_callables(calls, "cold_l2", TimingBudget(seconds=0.02), "cuda")
+        for tile, error in errors.items():
+            timing = timed.get(str(tile))
+            if timing is None:
                 continue
-            ms = do_bench(score, warmup=5, rep=20, return_mode="median")
+            if not isinstance(timing, Timing):
+                raise timing.error
+            ms = timing.median_ms
             yield {
                 "bits": kind.bits, "rows": kind.rows, "d_limit": kind.d, "precision": kind.precision or "",
                 "Nq": Nq, "Lq": Lq, "B": B, "Ld": Ld, "d": d,
                 **dict(zip(("block_n", "block_k", "warps", "stages", "tokens"), tile, strict=True)),
                 "ms": ms, "tflops": 2e-9 * Nq * Lq * B * Ld * d / ms, "gbs": 1e-6 * B * Ld * d * kind.bits / 8 / ms,
-                "relative_error": ((scores[:, :2].double() - expected) / expected).abs().max().item(),
+                "relative_error": error,
             }  # fmt: skip
 
 
+def _call(q: TokenBatch, documents: TokenBatch, plan: LaunchPlan) -> Callable[[], Any]:
+    from maxsim.fused import portable
+
+    return partial(portable.forward, q, documents, pairing="all", argmax_dtype=None, plan=plan)
+
+
+def _error(q: TokenBatch, documents: TokenBatch, plan: LaunchPlan, expected: torch.Tensor) -> float | None:
+    """Relative error of the first two documents' scores; None where this GPU lacks the tile's shared memory."""
+    from triton.runtime.errors import OutOfResources
+
+    try:
+        scores, _ = _call(q, documents, plan)()
+    except OutOfResources as error:
+        print(f"not a candidate here: {error}", file=sys.stderr)
+        return None
+    return ((scores[:, :2].double() - expected) / expected).abs().max().item()
+
+
 def _with_tile(plan: LaunchPlan, tile: tuple[int, int, int, int, int], d: int, Ld: int) -> LaunchPlan:
+    from maxsim.fused import launch
+
     block_n, block_k, warps, stages, rows = tile
     return replace(
         plan, block_n=block_n, block_k=launch.chunk(d, block_k), num_warps=warps, num_stages=stages,
@@ -111,6 +140,10 @@ def _with_tile(plan: LaunchPlan, tile: tuple[int, int, int, int, int], d: int, L
 
 def _unit(count: int, length: int, d: int, *, dtype: torch.dtype) -> TokenBatch:
     """Random unit vectors [count, length, d] as a batch."""
+    import torch
+
+    from maxsim.tokens import tokens
+
     generator = torch.Generator("cuda").manual_seed(count + length)
     x = torch.randn(count, length, d, device="cuda", generator=generator)
     return tokens(torch.nn.functional.normalize(x, dim=-1).to(dtype))
@@ -123,11 +156,7 @@ def best(rows: list[dict[str, Any]]) -> tuple[dict[str, Any], str]:
     for row in rows:
         times.setdefault(tuple(row[name] for name in names), []).append(row["ms"])
     shapes = max(map(len, times.values()))
-    means = {
-        tile: torch.tensor(ms, dtype=torch.float64).log().mean().exp().item()
-        for tile, ms in times.items()
-        if len(ms) == shapes
-    }
+    means = {tile: geometric_mean(ms) for tile, ms in times.items() if len(ms) == shapes}
     order = sorted(means, key=lambda tile: means[tile])
     first = next(row for row in rows if tuple(row[name] for name in names) == order[0])
     why = f"{first['tflops']:.0f} TFLOP/s, {first['gbs']:.0f} GB/s at Nq={first['Nq']}, Lq={first['Lq']}"
@@ -158,7 +187,11 @@ def replaced(table: str, arch: int, entries: list[str]) -> str:
 
 def main() -> None:
     """Measure every kind, print the entries, write the samples."""
-    parser = argparse.ArgumentParser(prog="python -m maxsim.fused.tune", description=__doc__)
+    import torch
+
+    from maxsim.fused import launch
+
+    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.tune", description=__doc__)
     parser.add_argument("--write", action="store_true", help="replace this architecture's entries in launch_table.toml")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for tune_<gpu>.csv")
     options = parser.parse_args()

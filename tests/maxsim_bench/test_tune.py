@@ -7,7 +7,8 @@ from importlib.resources import files
 
 import pytest
 
-from maxsim.fused import launch, tune
+from maxsim.fused import launch
+from maxsim_bench import tune
 
 TILE = {"block_n": 64, "block_k": 128, "warps": 4, "stages": 3, "tokens": 0}
 SHAPE = {"Nq": 1, "Lq": 32, "B": 10, "Ld": 300, "d": 128, "tflops": 1.0, "gbs": 2.0}
