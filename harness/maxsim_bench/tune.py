@@ -3,8 +3,8 @@
     python -m maxsim_bench.tune            # prints entries for launch_table.toml, writes tune_<gpu>.csv
     python -m maxsim_bench.tune --write    # replaces this architecture's entries in launch_table.toml
 
-Orchestration beside `cli.py`. In: a GPU. Out: entries of `maxsim/fused/launch_table.toml`, each with what it reached and
-how far the runner-up was. May import every room and `maxsim`. A tool for whoever brings a new GPU.
+Orchestration beside `cli.py`. In: a GPU. Out: entries of `maxsim/fused/launch_table.toml`, each with what it reached
+and how far the runner-up was. May import every room and `maxsim`. A tool for whoever brings a new GPU.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from maxsim_bench.declare.cell import Cell
 if TYPE_CHECKING:
     from maxsim import TokenBatch
 
-_SOURCES = ("tokens.py", "operator.py", "fused")
+_SOURCES = ("tokens.py", "reference.py", "operator.py", "fused")
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class TorchBaseline:
     install: str | None = None
 
     def version(self) -> str:
-        return source_hash("baselines.py")
+        return source_hash("reference.py", "baselines.py")
 
     def supports(self, cell: Cell, device: str) -> str | None:
         if cell.op != "forward":

@@ -16,7 +16,7 @@ from maxsim_bench.backends.tolerances import TF32_OPERANDS
 from maxsim_bench.backends.training_loss import loss_of, refusal, step, variant_of
 from maxsim_bench.declare.cell import Cell
 
-_SOURCES = ("tokens.py", "fused", "training")
+_SOURCES = ("tokens.py", "reference.py", "fused", "training")
 
 # Normwise, against gradients of another order of fp32 summation: where two similarities of a query token differ by less
 # than rounding, the whole gradient of that token goes to another document token. The audit compares at equal argmax.

@@ -28,7 +28,6 @@ def test_every_shape_has_a_launch_that_holds_it(arch, dtype):
 
 
 def test_several_short_queries_share_a_tile():
-    assert choose(90, torch.float16, 128, 64, 32, 300, 1000) == choose(90, torch.float16, 128, 64, 32, 300, 1000)
     packed, alone = choose(90, torch.float16, 128, 64, 32, 300, 1000), choose(90, torch.float16, 128, 1, 32, 300, 1000)
     assert (packed.block_m, packed.group) == (128, 32)
     assert (alone.block_m, alone.group) == (32, 32)

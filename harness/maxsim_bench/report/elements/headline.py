@@ -51,7 +51,8 @@ def _table(device: str, rows: pd.DataFrame) -> Table:
         f"summary/forward-{device}", f"One query against a corpus on {names.card(device)}", columns, table,
         tuple(sorted(set(rows["source"]))),
         "fp16, d = 128, cold L2, median of one call, all backends interleaved. The ceiling is what this card reached "
-        "in the same session, in matrix products or streaming reads, whichever binds. OOM: ran out of memory.",
+        "in the same session, in matrix products or streaming reads, whichever binds. Ratios are of the medians shown, "
+        "from one interleaved run. OOM: ran out of memory.",
         "tab:fwd",
     )  # fmt: skip
 
@@ -105,7 +106,8 @@ def limits(results: Results) -> Iterator[Table]:
             f"summary/limits-{device}", f"Where the choice of implementation matters, on {names.card(str(device))}",
             columns, table, tuple(sorted(set(rows["source"]))),
             "fp16, cold L2, median of one call, all backends interleaved. The better peer is the faster of flash-maxsim"
-            " and late-interaction-kernels. Above 100 %: faster than the library's own matrix product of the session.",
+            " and late-interaction-kernels; ratios are of the medians shown, from one interleaved run. Above 100 %:"
+            " faster than the library's own matrix product of the session.",
         )  # fmt: skip
 
 
