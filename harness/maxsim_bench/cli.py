@@ -15,7 +15,7 @@ import click
 
 from maxsim_bench import __version__
 from maxsim_bench.declare.experiment import PROFILES
-from maxsim_bench.options import experiments_option, grid_options, json_option, places_options, results_option
+from maxsim_bench.options import Finite, experiments_option, grid_options, json_option, places_options, results_option
 
 
 class Commands(click.Group):
@@ -26,12 +26,17 @@ class Commands(click.Group):
         return list(self.commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command. An exception class of ours is a message and exit code 2; anything else is a bug and shows."""
+        """Run a command. An exception of ours and an unusable file are a message and exit code 2; a bug shows."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("Stopped. Every finished row is kept; the same command goes on from there.", err=True)
             ctx.exit(1)
+        except OSError as error:
+            if error.filename is None:
+                raise
+            click.echo(f"Error: {error.filename}: {error.strerror}. Check the path, or name another.", err=True)
+            ctx.exit(2)
         except Exception as error:
             if not type(error).__module__.startswith("maxsim_bench."):
                 raise
@@ -79,7 +84,7 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
 @main.command()
 @grid_options
 @click.option("--force", is_flag=True, help="Measure rows again that are finished.")
-@click.option("--timeout", type=click.FloatRange(min=1), help="Seconds for one backend of one cell.")
+@click.option("--timeout", type=Finite(min=1), help="Seconds for one backend of one cell.")
 @click.option("--dry-run", is_flag=True, help="Say what would be measured, and measure nothing.")
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/local]")
 @results_option
@@ -122,7 +127,7 @@ def run(
 @click.option("--level", type=click.IntRange(0, 3), help="Rephrase level of REAL-MM-RAG.")
 @click.option("--first-stage", metavar="bm25|RUN", help="Rerank this instead of ranking everything.")
 @click.option("--depth", type=click.IntRange(min=1), default=100, show_default=True, help="Documents reranked a query.")
-@click.option("--limit", type=click.FloatRange(min=0), help="Largest |ΔnDCG@10| of an exact backend. [default: 5e-4]")
+@click.option("--limit", type=Finite(min=0), help="Largest |ΔnDCG@10| of an exact backend. [default: 5e-4]")
 @click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of data sets.")
 @click.option(
     "--runs", type=click.Path(path_type=Path, file_okay=False), help="Write rankings here, as TREC run files."

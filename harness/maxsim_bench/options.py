@@ -5,6 +5,7 @@ Orchestration beside `cli.py`. May import: declare.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,6 +28,17 @@ class Size(click.ParamType):
             return parse_bytes(value)
         except ValueError as error:
             self.fail(str(error), param, ctx)
+
+
+class Finite(click.FloatRange):
+    """A number with a lower bound; "nan" and "inf", which every comparison would let pass, are usage errors."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number as a float, or a usage error."""
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
 
 
 def experiments_option(command: F) -> F:

@@ -164,6 +164,8 @@ def _flat_candidates(Q: Tokens, D: Tensor, pairing: Pairing, extent: _Extent) ->
         ("d_mask", extent.mask, D.shape[:3]),
         ("d_lengths", extent.lengths, D.shape[:2]),
     ):
+        if x is not None and not isinstance(x, Tensor):
+            raise ValueError(f"{name}: is {type(x).__name__}; expected a tensor of shape {tuple(expected)}")
         if x is not None and x.shape != expected:
             raise ValueError(f"{name}: shape is {tuple(x.shape)}; expected {tuple(expected)} for D {tuple(D.shape)}")
     mask = None if extent.mask is None else extent.mask.flatten(0, 1)

@@ -155,6 +155,8 @@ def tokens(
         return values
     if not isinstance(values, Tensor):
         raise TypeError(f"{role}: expected a torch.Tensor or TokenBatch, got {type(values).__name__}")
+    if values.is_nested:  # prototype nested tensors call themselves strided
+        raise ValueError(f"{role}: is a nested tensor; pass its packed rows with {name.cu_seqlens}")
     if values.layout != torch.strided:
         raise ValueError(f"{role}: layout is {values.layout}; pass a strided (dense) tensor")
     if values.dtype not in EMBEDDING_DTYPES:

@@ -43,6 +43,7 @@ def test_results_have_the_shape_of_their_pairing():
             {"D": D.view(2, 3, 7, 8), "pairing": "candidates", "d_lengths": torch.ones(6, dtype=torch.int32)},
             r"d_lengths: shape is \(6,\); expected \(2, 3\)",
         ),
+        ({"D": D.view(2, 3, 7, 8), "pairing": "candidates", "d_mask": [1]}, "d_mask: is list; expected a tensor"),
         ({"q_lengths": torch.tensor([6, 1])}, "q_lengths: holds 6"),
         ({"d_lengths": torch.tensor([1])}, "d_lengths: shape"),
     ],

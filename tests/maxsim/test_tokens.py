@@ -227,6 +227,11 @@ class TestPairing:
             documents_per_query(two, two, "some")  # type: ignore[arg-type]
 
 
+def test_a_nested_tensor_is_refused_by_name():
+    with pytest.raises(ValueError, match="Q: is a nested tensor"):
+        tokens(torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(2, 8)]), role="Q")
+
+
 def test_public_names_are_frozen():
     for name in ("LaunchPlan", "TokenBatch", "explain", "maxsim", "maxsim_argmax", "tokens"):
         assert name in maxsim.__all__

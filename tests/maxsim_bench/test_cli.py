@@ -385,3 +385,19 @@ def test_track_keeps_a_record_and_draws_the_trend(invoke: Invoke) -> None:
     assert json.loads(Path(record).read_text())["values"]
     assert trend == "figures/trend.html"
     assert Path(trend).exists()
+
+
+@pytest.mark.parametrize("arguments", [("run", "tiny", "--timeout", "nan"), ("fidelity", "apidocs", "--limit", "nan")])
+def test_a_limit_that_no_comparison_can_exceed_is_wrong_usage(invoke: Invoke, arguments: tuple[str, ...]) -> None:
+    done = invoke(*arguments)
+    assert done.exit_code == 2
+    assert "nan is not a finite number" in done.output
+
+
+def test_a_file_that_cannot_be_used_is_a_message_and_not_a_traceback(invoke: Invoke, tmp_path: Path) -> None:
+    (tmp_path / "local" / "tiny.csv").mkdir(parents=True)
+    done = invoke("merge", "local", "into")
+    assert (done.exit_code, done.output) == (
+        2,
+        "Error: local/tiny.csv: Is a directory. Check the path, or name another.\n",
+    )

@@ -162,7 +162,7 @@ def _value_mistakes(at: Path_, names: list[str], given: Any) -> Iterator[tuple[P
             continue
         for name, value in zip(names, row if len(names) > 1 else [row], strict=True):
             if name == "gpu":
-                if value != "any" and value not in known_gpus():
+                if value != "any" and str(value) not in known_gpus():
                     yield at, f"unknown card {value!r}. {suggest(str(value), ['any', *known_gpus()])}"
                 continue
             try:
@@ -208,12 +208,14 @@ def _backend_mistakes(given: dict[str, Any], known: Collection[str] | None) -> I
     for section in ("leave_out", "allow"):
         entries = given.get(section)
         for i, entry in enumerate(entries if isinstance(entries, list) else []):
-            others.append(((section, i, "backends"), entry.get("backends", [])))
+            if isinstance(entry, dict):  # of what is no table pydantic tells
+                others.append(((section, i, "backends"), entry.get("backends", [])))
     profiles = given.get("profiles")
     for profile, change in (profiles if isinstance(profiles, dict) else {}).items():
-        others.append((("profiles", profile, "backends"), change.get("backends", [])))
+        if isinstance(change, dict):
+            others.append((("profiles", profile, "backends"), change.get("backends", [])))
     for at, names in others:
-        for name in [names] if isinstance(names, str) else names:
+        for name in [names] if isinstance(names, str) else names if isinstance(names, list) else []:
             if name not in mine:
                 yield at, f"{name!r} is not among the backends of this experiment. {suggest(str(name), mine)}"
 

@@ -67,7 +67,7 @@ def read_environments(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise StoreError(f"{path}: not JSON: {error}. Restore the file, or delete it.") from None
-    if not isinstance(found, dict):
+    if not isinstance(found, dict) or not all(isinstance(facts, dict) for facts in found.values()):
         raise StoreError(f"{path}: holds no environments by id. Restore the file, or delete it.")
     return found
 

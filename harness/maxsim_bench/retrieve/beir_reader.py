@@ -20,6 +20,8 @@ from maxsim_bench.retrieve.dataset import DataError, Dataset, Document, build
 _BOM = b"\xef\xbb\xbf"
 _QUERY_NAMES = ("query-id", "query_id", "qid", "topic")
 _DOCUMENT_NAMES = ("corpus-id", "corpus_id", "doc-id", "doc_id", "docid", "did", "pid", "passage-id")
+# pytrec_eval counts documents by grade in an array as long as the largest grade: beyond, it takes gigabytes or says 0
+LARGEST_GRADE = 1_000_000
 _GRADE_NAMES = ("score", "relevance", "rel", "label", "grade", "judgement", "judgment")
 
 
@@ -227,4 +229,8 @@ def _grade(where: str, text: str) -> int:
         value = math.nan
     if not math.isfinite(value) or value != int(value):
         raise DataError(f"{where}: grade {text!r} is not a whole number. Grades are integers (1.0 is read as 1).")
+    if abs(value) > LARGEST_GRADE:
+        raise DataError(
+            f"{where}: grade {text!r} is too large. Grades lie between -{LARGEST_GRADE} and {LARGEST_GRADE}."
+        )
     return int(value)

@@ -20,17 +20,20 @@ def read_run(path: Path) -> dict[str, dict[str, float]]:
 
     Raises:
         DataError: with file and line, for another number of columns, a score that is no number (NaN included), or a
-            document that one query has twice.
+            document that one query has twice; or bytes that are not UTF-8.
     """
     run: dict[str, dict[str, float]] = {}
     places: dict[tuple[str, str], int] = {}
     try:
-        stream = path.open(encoding="utf-8-sig", newline="\n")
+        stream = path.open("rb")
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error.strerror}. Check the path.") from None
     with stream:
         for number, line in enumerate(stream, start=1):
-            fields = line.split()
+            try:
+                fields = line.decode("utf-8-sig" if number == 1 else "utf-8").split()
+            except UnicodeDecodeError as error:
+                raise DataError(f"{path}:{number}: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
             if not fields:
                 continue
             if len(fields) != 6:

@@ -99,6 +99,13 @@ when = { B = "> many" }
         (('"40GB"', '"40 lots"'), "tiny.toml:9: axes.memory_cap: memory_cap = '40 lots', but '40 lots' is not a size. "
          "Write bytes, or a number with MB, GB, MiB or GiB: 40GB. Remove or correct it."),
         (("B = [1, 2]", "B = [1, 2"), "tiny.toml:9: not TOML: Unclosed array."),
+        (("[axes]", "allow = [3]\n[axes]"),
+         "tiny.toml:6: allow: input should be a valid dictionary or instance of AllowedFailure."),
+        (("[axes]", "profiles = { smoke = 3 }\n[axes]"),
+         "tiny.toml:6: profiles.smoke: input should be a valid dictionary or instance of Profile."),
+        (("[axes]", "profiles = { smoke = { backends = 3 } }\n[axes]"), "tiny.toml:6: profiles.smoke.backends: "
+         "input should be a valid tuple."),
+        (("B = [1, 2]", 'gpu = [["cpu"]]'), "tiny.toml:8: axes.gpu: unknown card ['cpu']. Did you mean 'cpu'?"),
         (('baseline = "eager"', 'baseline = "eager"\nname = "x"'), "tiny.toml:5: not TOML: Cannot overwrite a value."),
     ],
 )  # fmt: skip

@@ -66,3 +66,9 @@ def test_a_broken_environment_file_is_told_and_kept(tmp_path: Path, text: str) -
     with pytest.raises(StoreError, match=r"environment\.json: .*Restore the file"):
         add_environments(tmp_path, {"x": {}})
     assert (tmp_path / "environment.json").read_text() == text
+
+
+def test_environments_that_are_no_tables_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "environment.json").write_text('{"a": 3}')
+    with pytest.raises(StoreError, match="holds no environments by id"):
+        read_environments(tmp_path)

@@ -55,6 +55,7 @@ def test_judgements_are_read_however_they_are_written(beir_folder, qrels: str) -
         ("q1\td1\n", r"test\.tsv:1: 2 columns"),
         ("q1\td1\tx\nq2\td2\t1\n", r"test\.tsv:1: q1 \| d1 \| x is neither a judgement nor a header"),
         ("q1\t\t1\n", r"test\.tsv:1: an id is empty"),
+        ("q1\td1\t99999999999\nq2\td2\t1\n", r"test\.tsv:1: grade '99999999999' is too large"),
         ("query-id\tcorpus-id\tscore\n", "holds no judgement"),
         (b"q1\td1\t1\n\xff\xfe\td2\t1\n", r"test\.tsv:2: byte 0 is not UTF-8"),
         ("x1\ty1\t1\n", "no judgement names both"),

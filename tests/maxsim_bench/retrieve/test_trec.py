@@ -34,6 +34,12 @@ def test_a_wrong_line_is_told_with_its_number(tmp_path: Path, text: str, told: s
         read_run(tmp_path / "x.run")
 
 
+def test_a_run_that_is_not_utf8_is_told_with_its_line(tmp_path: Path) -> None:
+    (tmp_path / "x.run").write_bytes(b"q Q0 a 1 1.0 t\nq Q0 \xff 2 0.5 t\n")
+    with pytest.raises(DataError, match=r":2: byte 5 is not UTF-8"):
+        read_run(tmp_path / "x.run")
+
+
 @pytest.mark.parametrize("run", [{"q 1": {"a": 1.0}}, {"q": {"a b": 1.0}}])
 def test_an_id_with_a_blank_cannot_be_written(tmp_path: Path, run) -> None:
     with pytest.raises(DataError, match="holds a blank"):

@@ -97,7 +97,10 @@ def _size(request: Request, key: str, default: int) -> int | None:
     given = request.options.get(key, default)
     if given == "all":
         return None
-    size = int(given)
+    try:
+        size = int(given)
+    except ValueError:
+        raise DataError(f"apidocs: {key} = {given!r} is no number. Give a positive number or all.") from None
     if size < 1:
         raise DataError(f"apidocs: {key} = {given}, but at least one is needed. Give a positive number or all.")
     return size

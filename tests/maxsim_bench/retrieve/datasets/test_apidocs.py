@@ -80,6 +80,11 @@ def test_a_size_below_one_is_refused(options) -> None:
         load_dataset("apidocs", **options)
 
 
+def test_a_size_that_is_no_number_is_refused() -> None:
+    with pytest.raises(DataError, match="documents = 'many' is no number"):
+        load_dataset("apidocs", documents="many")
+
+
 def test_it_has_one_split() -> None:
     with pytest.raises(DataError, match="one split"):
         load_dataset("apidocs", "train")
