@@ -5,6 +5,7 @@ Room: `declare`. Imports nothing else of ours.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Collection, Iterator
@@ -32,6 +33,10 @@ from maxsim_bench.declare.experiment import (
 )
 
 Path_ = tuple[str | int, ...]  # where in the file: ("profiles", "smoke", "axes", "B")
+_MOST_CELLS = 100_000  # a mistyped list multiplies; at a second a cell this is more than a day
+_TENSORS = ("Nq", "B", "Lq", "Ld", "d", "dtype")
+_NEEDED = {"forward": _TENSORS, "training_step": _TENSORS, "search": (*_TENSORS, "k")}
+
 _FIELDS: dict[str, Collection[str]] = {
     "": [f for f in Experiment.model_fields if f != "source"],
     "timing": Timing.model_fields,
@@ -76,9 +81,12 @@ def load(path: Path, backends: Collection[str] | None = None) -> Experiment:
         raise DeclarationError([f"{path}:{where}: not TOML: {message}."]) from None
     lines = _line_numbers(text)
     mistakes = sorted(set(_mistakes(path, given, backends)), key=lambda m: (_line(lines, m[0]), m[1]))
+    if not mistakes:
+        experiment = Experiment.model_validate({**given, "source": str(path)})
+        mistakes = list(_size_mistakes(experiment))
     if mistakes:
         raise DeclarationError([f"{path}:{_line(lines, at)}: {_name(at)}{told}" for at, told in mistakes])
-    return Experiment.model_validate({**given, "source": str(path)})
+    return experiment
 
 
 def suggest(word: str, choices: Collection[str]) -> str:
@@ -109,6 +117,21 @@ def _mistakes(path: Path, given: dict[str, Any], backends: Collection[str] | Non
             if profile != "full" and profile not in experiment.profiles:
                 continue
             yield from _profile_mistakes(experiment, profile)
+
+
+def _size_mistakes(experiment: Experiment) -> Iterator[tuple[Path_, str]]:
+    """Axes that the operator cannot do without, and a grid that nobody means to measure."""
+    declared = {name for key in experiment.axes for name in split_axes(key)}
+    absent = [axis for axis in _NEEDED.get(experiment.op, ()) if axis not in declared]
+    if absent:
+        yield ("axes",), f"{', '.join(absent)} not given, but op = {experiment.op!r} needs a value for each. Add them."
+    axes = {**experiment.axes, **experiment.axes.get("variant", {})}
+    cells = math.prod(len(values) for key, values in axes.items() if key != "variant" and isinstance(values, list))
+    if cells > _MOST_CELLS:
+        yield (
+            ("axes",),
+            f"the axes span {cells:,} cells, more than {_MOST_CELLS:,}. Thin them out, or link some of them.",
+        )
 
 
 def _from_pydantic(loc: Path_, kind: str, message: str) -> tuple[Path_, str]:

@@ -20,6 +20,9 @@ baseline = "eager"
 "Lq, Ld" = [[32, 300]]
 B = [1, 2]
 memory_cap = ["none", "40GB"]
+Nq = 1
+d = 128
+dtype = "fp16"
 """
 
 
@@ -116,7 +119,7 @@ def test_each_mistake_has_its_line_and_its_remedy(tmp_path: Path, change: tuple[
 def test_a_profile_that_loses_half_of_a_linked_axis_is_refused(tmp_path: Path) -> None:
     told = problems(tmp_path, GOOD + "\n[profiles.smoke.axes]\nLq = 32\n")
     assert told == [
-        "tiny.toml:11: profiles.smoke.axes: replaces a linked axis but not Ld. Give every axis of the link."
+        "tiny.toml:14: profiles.smoke.axes: replaces a linked axis but not Ld. Give every axis of the link."
     ]
 
 
@@ -148,3 +151,15 @@ def test_sizes_are_read_in_both_kinds_of_units(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_bytes(text)
+
+
+def test_a_grid_without_the_axes_of_its_operator_or_of_absurd_size_is_refused(tmp_path: Path) -> None:
+    """Both would only show after hours: as rows that say the inputs need an axis, or as a plan that never ends."""
+    bare = GOOD.replace("Nq = 1\nd = 128\n", "")
+    assert problems(tmp_path, bare) == [
+        "tiny.toml:6: axes: Nq, d not given, but op = 'forward' needs a value for each. Add them."
+    ]
+    many = GOOD.replace("Nq = 1", f"Nq = {list(range(1, 400))}").replace("d = 128", f"d = {list(range(1, 400))}")
+    assert problems(tmp_path, many) == [
+        "tiny.toml:6: axes: the axes span 636,804 cells, more than 100,000. Thin them out, or link some."
+    ]
