@@ -130,7 +130,7 @@ def _size_mistakes(experiment: Experiment) -> Iterator[tuple[Path_, str]]:
     if cells > _MOST_CELLS:
         yield (
             ("axes",),
-            f"the axes span {cells:,} cells, more than {_MOST_CELLS:,}. Thin them out, or link some of them.",
+            f"the axes span {cells:,} cells, more than {_MOST_CELLS:,}. Thin them out, or link some.",
         )
 
 
