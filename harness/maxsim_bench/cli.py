@@ -86,12 +86,17 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
 @click.option("--force", is_flag=True, help="Measure rows again that are finished.")
 @click.option("--timeout", type=Finite(min=1), help="Seconds for one backend of one cell.")
 @click.option("--dry-run", is_flag=True, help="Say what would be measured, and measure nothing.")
+@click.option(
+    "--prebuild", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
+    help="Compile in N processes before measuring.",
+)  # fmt: skip
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/local]")
 @results_option
 @json_option
 def run(
-    force: bool, timeout: float | None, dry_run: bool, into: Path | None, results: Path, as_json: bool, **grid: Any
-) -> None:
+    force: bool, timeout: float | None, dry_run: bool, prebuild: int, into: Path | None, results: Path, as_json: bool,
+    **grid: Any,
+) -> None:  # fmt: skip
     """Measure what has no finished row yet.
 
     Cells are those for the device at hand. A sweep that was stopped or killed goes on where it was.
@@ -102,7 +107,9 @@ def run(
     """
     from maxsim_bench.sweeps import Request, sweep, sweep_lines
 
-    request = Request(folder=into or results / "local", force=force, timeout_s=timeout, dry_run=dry_run, **grid)
+    request = Request(
+        folder=into or results / "local", force=force, timeout_s=timeout, dry_run=dry_run, prebuild=prebuild, **grid
+    )
     done = sweep(request)
     if as_json:
         _print_json(done.model_dump(mode="json"))
@@ -280,19 +287,21 @@ def compare(
 
 
 @main.command()
-@click.option("--aa", "tries", type=click.IntRange(min=1), required=True, metavar="N", help="Tries on every cell.")
+@click.option("--aa", "tries", type=click.IntRange(min=2), required=True, metavar="N", help="Tries on every cell.")
+@click.option("--within", type=Finite(min=1), metavar="SECONDS", help="Begin no further try after so long.")
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/DEVICE]")
 @places_options
 @json_option
-def selftest(tries: int, into: Path | None, as_json: bool, **folders: Path) -> None:
+def selftest(tries: int, within: float | None, into: Path | None, as_json: bool, **folders: Path) -> None:
     """Measure how far comparisons can be trusted.
 
     The same build against itself, N times on each headline cell: how often is a difference seen where there is none?
     And with a slow-down of 2, 5 and 10 % put behind the call: how often is it found? Rates with their exact 95 %
-    intervals go to selftest.json. Exit code 1 if a GPU misses a goal; a processor's rates are reported only.
+    intervals go to selftest.json, the raw times beside it. Exit code 1 if a GPU misses a goal; a processor's rates
+    are reported only.
 
     \b
-    Example: maxsim-bench selftest --aa 60
+    Example: maxsim-bench selftest --aa 120 --within 150
     """
     from maxsim_bench.comparing import thresholds_path
     from maxsim_bench.machine import this_machine
@@ -303,8 +312,10 @@ def selftest(tries: int, into: Path | None, as_json: bool, **folders: Path) -> N
 
     places, machine = Places(**folders), this_machine()
     thresholds = read_thresholds(thresholds_path(places))
-    done = audit(tries, thresholds, machine=machine, say=lambda line: click.echo(line, err=True))
-    path = done.write(into or places.results / machine.key)
+    done, taken = audit(
+        tries, thresholds, machine=machine, within_s=within, say=lambda line: click.echo(line, err=True)
+    )
+    path = done.write(into or places.results / machine.key, taken)
     if as_json:
         _print_json(done.told())
     else:

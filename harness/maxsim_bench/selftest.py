@@ -3,35 +3,31 @@
 Orchestration beside `cli.py`. May import every room; torch only inside functions.
 
 Every try times five builds of one cell in turn, at the default budget: the operator, the operator again, and the
-operator slowed down by 2 %, 5 % and 10 %. The second against the first is a comparison of a build with itself, and any
-FASTER or SLOWER is a false alarm; a slowed one is found if it comes out SLOWER. Every pair is decided on its own: no
-other comparison of the run makes the test stricter, so the rate is that of the worst case.
+operator slowed down by 2 %, 5 % and 10 %. `report.compare.audit` decides them as it decides for users, and counts.
+Tries go round the cells, so that a self-test whose time is up has tried all of them about equally often.
 """
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.headline import Rounds, headline_cells, input_sets, label, scores_inspector, timed_rounds
+from maxsim_bench.headline import Inspect, headline_cells, input_sets, label, scores_inspector, timed_rounds
 from maxsim_bench.machine import Machine
 from maxsim_bench.measure.clock import Policy
-from maxsim_bench.measure.delay import DelayError, delay_of, slowed
-from maxsim_bench.measure.statistics import median
+from maxsim_bench.measure.delay import DelayError, delay_scale, slowed
 from maxsim_bench.measure.timer import Call, TimingBudget
+from maxsim_bench.report.compare.audit import AGAIN, BASE, FALSE_ALARMS_MOST, WANTED, SelfTest, Try, Way, audited
 
 if TYPE_CHECKING:
     from maxsim_bench.report.compare import Rate, Thresholds
 
-FALSE_ALARMS_MOST = 0.02  # upper end of the 95 % interval; 0 of 300 has one of 1.2 %
-WANTED = {2.0: 0.50, 5.0: 0.95, 10.0: 0.99}  # injected slow-down in percent → share of tries that must find it
-_PROBE = TimingBudget(seconds=0.1, max_samples=200)  # enough to know a time from which percents are taken
-_BASE, _AGAIN = "base", "again"
+# Percents of a call are calibrated on this: 2 % of it must not drown in the error of its own measurement.
+_CALIBRATION = TimingBudget(seconds=0.2, width_percent=0.2, max_samples=1000)
 
 
 class SelfTestError(RuntimeError):
@@ -39,117 +35,13 @@ class SelfTestError(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Power:
-    """How often a slow-down was found.
+class _Builds:
+    """The builds of one cell, ready to be called, and the slow-downs that it could not be given, with the reason."""
 
-    Attributes:
-        percent: that was asked for.
-        reached_percent: median over the tries of what was measured.
-        found: tries that came out SLOWER.
-        wanted: share of tries that must find it.
-    """
-
-    percent: float
-    reached_percent: float
-    found: Rate
-    wanted: float
-
-    @property
-    def enough(self) -> bool:
-        """Whether so many tries found it."""
-        return self.found.rate >= self.wanted
-
-
-@dataclass(frozen=True)
-class SelfTest:
-    """The record of one self-test.
-
-    Attributes:
-        key, gpu: the device as grids and as rows name it.
-        cells: shapes that were measured.
-        false_alarms: comparisons of the build with itself that came out FASTER or SLOWER.
-        power: one entry for each slow-down that could be injected.
-        left_out: slow-downs too small to be injected into a cell, with the reason.
-        gated: whether missing the goals fails; on a processor they are reported only.
-    """
-
-    key: str
-    gpu: str
-    measured_at: str
-    revision: str
-    environment_id: str
-    budget: TimingBudget
-    interleaved_percent: float
-    false_discovery_rate: float
-    cells: tuple[str, ...]
-    false_alarms: Rate
-    power: tuple[Power, ...]
+    cell: Cell
+    calls: dict[str, list[Call]]
+    inspect: Inspect
     left_out: tuple[str, ...]
-    gated: bool
-
-    def missed(self) -> list[str]:
-        """What is not as it has to be, in words."""
-        found = []
-        if self.false_alarms.high > FALSE_ALARMS_MOST:
-            found.append(
-                f"false alarms may be as frequent as {self.false_alarms.high:.2%}, more than {FALSE_ALARMS_MOST:.0%}"
-            )
-        for percent in WANTED.keys() - {one.percent for one in self.power}:
-            found.append(f"a slow-down of {percent:g} % could not be injected into any cell")
-        found += [
-            f"a slow-down of {one.percent:g} % was found in {one.found.rate:.1%} of tries, less than {one.wanted:.0%}"
-            for one in self.power
-            if not one.enough
-        ]
-        return found
-
-    @property
-    def exit_code(self) -> int:
-        """1 on a GPU where a goal is missed, else 0."""
-        return 1 if self.gated and self.missed() else 0
-
-    def told(self) -> dict[str, Any]:
-        """For a program."""
-        return {**asdict(self), "missed": self.missed(), "exit_code": self.exit_code}
-
-    def write(self, folder: Path) -> Path:
-        """Keep the record as `selftest.json` in `folder`, whole or not at all."""
-        from maxsim_bench.record.files import replace_file
-
-        path = folder / "selftest.json"
-        replace_file(path, (json.dumps(self.told(), indent=1, ensure_ascii=False) + "\n").encode())
-        return path
-
-
-@dataclass
-class _Tally:
-    """Ratios and decisions of every try so far."""
-
-    alarms: list[bool] = field(default_factory=list)
-    found: dict[float, list[bool]] = field(default_factory=lambda: defaultdict(list))
-    ratios: dict[float, list[float]] = field(default_factory=lambda: defaultdict(list))
-
-    def take(self, rounds: Rounds, thresholds: Thresholds) -> None:
-        from maxsim_bench.report.compare import decide_interleaved
-
-        base = rounds.times_ms[_BASE]
-        for name, times in rounds.times_ms.items():
-            if name == _BASE:
-                continue
-            (decided,) = decide_interleaved([(rounds.label, base, times)], thresholds)
-            assert decided.effect is not None
-            if name == _AGAIN:
-                self.alarms.append(decided.decision in ("FASTER", "SLOWER"))
-            else:
-                self.found[float(name)].append(decided.decision == "SLOWER")
-                self.ratios[float(name)].append(decided.effect.ratio)
-
-    def power(self, percent: float) -> Power:
-        from maxsim_bench.report.compare import rate
-
-        hits = self.found[percent]
-        reached = 100 * (median(self.ratios[percent]) - 1)
-        return Power(percent, reached, rate(sum(hits), len(hits)), WANTED.get(percent, 0.99))
 
 
 def selftest(
@@ -160,91 +52,109 @@ def selftest(
     cells: Sequence[Cell] | None = None,
     percents: Sequence[float] = tuple(WANTED),
     budget: TimingBudget = TimingBudget(),  # noqa: B008  # frozen
+    within_s: float | None = None,
     say: Callable[[str], None] = lambda line: None,
-) -> SelfTest:
+) -> tuple[SelfTest, list[Try]]:
     """Compare the operator with itself and with slowed-down copies, `tries` times on each cell.
 
     Args:
-        tries: at least 1.
+        tries: at least 2, because two sessions are compared too.
         cells: by default the headline cells of the device.
         percents: slow-downs to inject.
-        say: told about every cell.
+        within_s: seconds after which no further try begins; when that is does not depend on what was found.
+        say: told about the cells and the count.
+
+    Returns:
+        The record, and the raw times that it counts.
 
     Raises:
-        SelfTestError: for fewer than one try or no cell.
+        SelfTestError: for fewer than two tries or no cell, or where the time allowed fewer.
         BuildError: where the operator fails or is wrong.
         DeviceBusyError: while another run measures.
     """
     from maxsim_bench.measure import clock, environment
-    from maxsim_bench.report.compare import rate
     from maxsim_bench.run.lock import device_lock
     from maxsim_bench.run.session import device_key
 
     cells = headline_cells(machine) if cells is None else cells
-    if tries < 1 or not cells:
-        raise SelfTestError(f"{tries} tries on {len(cells)} cells: nothing to count. Ask for --aa 1 at least.")
+    if tries < 2 or not cells:
+        raise SelfTestError(f"{tries} tries on {len(cells)} cells: nothing to compare. Ask for --aa 2 at least.")
+    began = clock.seconds()
     facts = environment.capture(machine.device)
-    tally, left_out = _Tally(), []
-    with device_lock(device_key(machine.device), machine.name):
-        for cell in cells:
-            say(f"{label(cell)}, {tries} ×")
-            left_out += _on_cell(cell, tries, percents, thresholds, machine.device, budget, tally)
-    return SelfTest(
+    with device_lock(device_key(machine.device), machine.name), _settled_collector():
+        builds = [_prepared(cell, percents, machine.device, budget, say) for cell in cells]
+        deadline = None if within_s is None else began + within_s
+        taken = list(_taken(builds, tries, machine.device, budget, deadline))
+    if len(taken) < 2 * len(cells):
+        raise SelfTestError(f"{within_s:g} seconds were enough for {len(taken)} tries only. Allow more with --within.")
+    say(f"{len(taken)} tries in {clock.seconds() - began:.0f} s; deciding")
+    done = SelfTest(
         key=machine.key, gpu=machine.name, measured_at=clock.utc_now(), revision=str(facts["git_commit"]),
-        environment_id=environment.environment_id(facts), budget=budget,
-        interleaved_percent=thresholds.interleaved_percent, false_discovery_rate=thresholds.false_discovery_rate,
-        cells=tuple(label(cell) for cell in cells), false_alarms=rate(sum(tally.alarms), len(tally.alarms)),
-        power=tuple(tally.power(p) for p in percents if tally.found[p]), left_out=tuple(left_out),
-        gated=machine.device == "cuda",
+        environment_id=environment.environment_id(facts), budget=asdict(budget),
+        false_discovery_rate=thresholds.false_discovery_rate, cells=tuple(label(cell) for cell in cells),
+        ways=audited(taken, thresholds), left_out=tuple(why for one in builds for why in one.left_out),
+        gated=machine.device == "cuda", seconds=clock.seconds() - began,
     )  # fmt: skip
+    return done, taken
 
 
-def _on_cell(
-    cell: Cell,
-    tries: int,
-    percents: Sequence[float],
-    thresholds: Thresholds,
-    device: str,
-    budget: TimingBudget,
-    tally: _Tally,
-) -> list[str]:
-    """All tries on one cell; the slow-downs that it could not be given, with the reason."""
+@contextmanager
+def _settled_collector() -> Iterator[None]:
+    """Leave what is alive now out of the collections before every timing: torch's modules take 0.1 s each time."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _prepared(
+    cell: Cell, percents: Sequence[float], device: str, budget: TimingBudget, say: Callable[[str], None]
+) -> _Builds:
+    """The builds of a cell, checked once against the reference and calibrated once."""
     from maxsim_bench.backends.registry import get
 
+    say(f"{label(cell)}: preparing")
     sets = input_sets(cell, device)
     inspect = scores_inspector(cell, sets)
     calls: dict[str, list[Call]] = {
-        name: [get("fused").prepare(cell, inputs) for inputs in sets] for name in (_BASE, _AGAIN)
+        name: [get("fused").prepare(cell, inputs) for inputs in sets] for name in (BASE, AGAIN)
     }
-    probe = timed_rounds(cell, {_BASE: calls[_BASE]}, device, _PROBE, inspect)
-    base_ms = median(probe.times_ms[_BASE])
     policy: Policy = cell.timing_policy or "cold_l2"
+    timed_rounds(cell, calls, device, replace(budget, seconds=0.02), inspect)  # compiles, and fails early where wrong
+    scale = delay_scale(calls[BASE], policy, device, _CALIBRATION)
     left_out = []
     for percent in percents:
         try:
-            amount = delay_of(calls[_BASE], base_ms * percent / 100, policy, device, _PROBE)
+            amount = scale.amount(scale.bare_ms * percent / 100)
         except DelayError as error:
             left_out.append(f"{percent:g} % on {label(cell)}: {error}")
         else:
-            calls[f"{percent:g}"] = slowed(calls[_BASE], amount, device)
+            calls[f"{percent:g}"] = slowed(calls[BASE], amount, device)
+    return _Builds(cell, calls, inspect, tuple(left_out))
+
+
+def _taken(
+    builds: Sequence[_Builds], tries: int, device: str, budget: TimingBudget, deadline: float | None
+) -> Iterator[Try]:
+    """Try after try, each round all cells, until there are enough or the time is up."""
+    from maxsim_bench.measure import clock
+
     for number in range(tries):
-        seeded = TimingBudget(**{**asdict(budget), "seed": budget.seed + number})
-        tally.take(timed_rounds(cell, calls, device, seeded, inspect), thresholds)
-    return left_out
+        for one in builds:
+            if deadline is not None and clock.seconds() >= deadline:
+                return
+            seeded = replace(budget, seed=budget.seed + number)
+            rounds = timed_rounds(one.cell, one.calls, device, seeded, one.inspect)
+            yield Try(rounds.label, number, rounds.times_ms)
 
 
 def selftest_lines(done: SelfTest) -> list[str]:
     """A table for a reader, and what is not as it has to be."""
-    alarms = done.false_alarms
-    lines = [
-        f"{done.gpu}: {len(done.cells)} cells, difference that matters {done.interleaved_percent:g} %",
-        f"{'injected':>9} {'measured':>9} {'tries':>6} {'seen':>6} {'rate':>8}  95 % interval      goal",
-        f"{'none':>9} {'':>9} {_counted(alarms)}  upper end ≤ {FALSE_ALARMS_MOST:.0%}",
-    ]
-    for one in done.power:
-        lines.append(
-            f"{f'{one.percent:g} %':>9} {f'{one.reached_percent:.2f} %':>9} {_counted(one.found)}  ≥ {one.wanted:.0%}"
-        )
+    lines = [f"{done.gpu}: {len(done.cells)} cells, {done.seconds:.0f} s"]
+    for way in done.ways:
+        lines += _way_lines(way, gated=way is done.ways[0])
     lines += [f"left out: {reason}" for reason in done.left_out]
     missed = done.missed()
     if not missed:
@@ -253,6 +163,19 @@ def selftest_lines(done: SelfTest) -> list[str]:
     return [*lines, *(f"{told}: {reason}" for reason in missed)]
 
 
-def _counted(rate: Rate) -> str:
+def _way_lines(way: Way, *, gated: bool) -> list[str]:
+    goal = f"  upper end ≤ {FALSE_ALARMS_MOST:.0%}" if gated else ""
+    lines = [
+        f"{way.name}, a difference matters from {way.margin_percent:g} %",
+        f"{'injected':>9} {'measured':>9} {'tries':>6} {'seen':>6} {'rate':>8}  95 % interval      goal",
+        f"{'none':>9} {'':>9} {_rate_text(way.false_alarms)}{goal}",
+    ]
+    for one in way.power:
+        wanted = "" if one.wanted is None else f"  ≥ {one.wanted:.0%}"
+        lines.append(f"{f'{one.percent:g} %':>9} {f'{one.reached_percent:.2f} %':>9} {_rate_text(one.found)}{wanted}")
+    return [line.rstrip() for line in lines]
+
+
+def _rate_text(rate: Rate) -> str:
     interval = f"{rate.low:.2%} to {rate.high:.2%}"
     return f"{rate.tries:>6} {rate.hits:>6} {rate.rate:>8.2%}  {interval:<17}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from maxsim_bench.measure.clock import Policy
 from maxsim_bench.measure.statistics import median
@@ -20,6 +21,31 @@ _LEAST_LONG_CYCLES = 1e5  # tens of microseconds, so that a line through it does
 
 class DelayError(RuntimeError):
     """A call that cannot be slowed down by so little, or that failed while that was tried."""
+
+
+@dataclass(frozen=True)
+class DelayScale:
+    """How long a call takes, and what to give `slowed` so that it takes longer.
+
+    Attributes:
+        bare_ms: the call takes.
+        short, long: amount and the milliseconds of the call with it; time is a straight line of the amount between
+            them, whose offset is what putting a delay there costs. None where an amount is milliseconds (a processor).
+    """
+
+    bare_ms: float
+    short: tuple[float, float] | None = None
+    long: tuple[float, float] | None = None
+
+    def amount(self, ms: float) -> float:
+        """What adds `ms` milliseconds: milliseconds on a processor, cycles on a GPU.
+
+        Raises:
+            DelayError: where the offset alone is more than `ms`, or the line does not rise.
+        """
+        if self.short is None or self.long is None:
+            return ms
+        return cycles_between(self.bare_ms, self.short, self.long, ms)
 
 
 def busy_wait(ms: float) -> None:
@@ -36,22 +62,19 @@ def spin(cycles: float) -> None:
     torch.cuda._sleep(max(int(cycles), 1))
 
 
-def delay_of(calls: Sequence[Call], ms: float, policy: Policy, device: str, budget: TimingBudget) -> float:
-    """What to give `slowed` so that a call takes `ms` milliseconds longer: milliseconds on a CPU, cycles on a GPU.
-
-    On a GPU the same call is timed bare, with the shortest delay and with a long one; in between, time is a straight
-    line of cycles whose offset is what the launch of a further kernel costs.
+def delay_scale(calls: Sequence[Call], policy: Policy, device: str, budget: TimingBudget) -> DelayScale:
+    """Time a call bare and, on a GPU, with the shortest delay and with a long one behind it.
 
     Raises:
-        DelayError: where that offset alone is more than `ms`, or the call failed.
+        DelayError: where the call failed.
     """
-    if device != "cuda":
-        return ms
     bare = _medians({"bare": list(calls)}, policy, device, budget)["bare"]
+    if device != "cuda":
+        return DelayScale(bare)
     long = max(_LONG_CYCLES_PER_MS * bare, _LEAST_LONG_CYCLES)
     timed = {"bare": list(calls), "short": slowed(calls, _SHORT_CYCLES, device), "long": slowed(calls, long, device)}
     found = _medians(timed, policy, device, budget)
-    return cycles_between(found["bare"], (_SHORT_CYCLES, found["short"]), (long, found["long"]), ms)
+    return DelayScale(found["bare"], (_SHORT_CYCLES, found["short"]), (long, found["long"]))
 
 
 def cycles_between(bare_ms: float, short: tuple[float, float], long: tuple[float, float], ms: float) -> float:

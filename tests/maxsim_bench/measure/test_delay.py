@@ -6,8 +6,10 @@ import pytest
 
 from maxsim_bench.measure import delay
 from maxsim_bench.measure.clock import HostMeter
-from maxsim_bench.measure.delay import DelayError, busy_wait, cycles_between, delay_of, slowed
+from maxsim_bench.measure.delay import DelayError, busy_wait, cycles_between, delay_scale, slowed
 from maxsim_bench.measure.timer import Call, Timing, TimingBudget, time_callables
+
+BUDGET = TimingBudget(seconds=0.05, warmup_seconds=0.01)
 
 
 def test_a_busy_wait_is_never_shorter_than_asked_for() -> None:
@@ -23,7 +25,11 @@ def test_a_slowed_call_returns_what_the_call_returns_and_takes_longer() -> None:
 
 
 def test_on_a_processor_a_delay_is_its_own_length() -> None:
-    assert delay_of([lambda: None], 0.25, "host", "cpu", TimingBudget()) == 0.25
+    assert delay_scale([lambda: busy_wait(1.0)], "host", "cpu", BUDGET).amount(0.25) == 0.25
+
+
+def test_a_scale_knows_how_long_the_bare_call_takes() -> None:
+    assert 1.0 <= delay_scale([lambda: busy_wait(1.0)], "host", "cpu", BUDGET).bare_ms < 1.5
 
 
 def test_cycles_lie_on_the_line_through_the_two_calibrated_delays() -> None:
@@ -55,7 +61,9 @@ def test_on_a_gpu_cycles_are_found_by_timing_the_call_with_two_delays(monkeypatc
 
     monkeypatch.setattr(delay, "spin", spun.append)
     monkeypatch.setattr(delay, "time_callables", timed)
-    assert delay_of([lambda: None], 0.02, "cold_l2", "cuda", TimingBudget()) == pytest.approx(0.018 * 1.7e6)
+    scale = delay_scale([lambda: None], "cold_l2", "cuda", BUDGET)
+    assert scale.bare_ms == 0.4
+    assert scale.amount(0.02) == pytest.approx(0.018 * 1.7e6)
 
 
 @pytest.mark.gpu
@@ -65,7 +73,7 @@ def test_a_calibrated_delay_on_a_gpu_adds_what_was_asked_for() -> None:
     x = torch.randn(4096, 4096, device="cuda", dtype=torch.float16)
     calls = [lambda: x @ x] * 2
     budget = TimingBudget(seconds=0.2)
-    amount = delay_of(calls, 0.05, "cold_l2", "cuda", budget)
+    amount = delay_scale(calls, "cold_l2", "cuda", budget).amount(0.05)
     timed = time_callables({"bare": calls, "late": slowed(calls, amount, "cuda")}, "cold_l2", budget, "cuda")
     bare, late = timed["bare"], timed["late"]
     assert isinstance(bare, Timing)
