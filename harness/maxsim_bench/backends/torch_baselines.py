@@ -26,13 +26,20 @@ class TorchBaseline:
         name: of the backend.
         style: eager | chunked | compiled | compiled_graphs.
         arithmetic: "as_given" multiplies and sums in the cell's dtype; "fp32" and "tf32" cast the operands up first.
+        cast_inside: the casts are part of every call, as in several of the paper's tables.
     """
 
     name: str
     style: Literal["eager", "chunked", "compiled", "compiled_graphs"]
     arithmetic: Arithmetic = "as_given"
+    cast_inside: bool = False
     exact: bool = False
     install: str | None = None
+
+    @property
+    def tunes_to_disk(self) -> bool:
+        """Whether its first call times candidates and keeps the choice on the disk, so that it must be alone."""
+        return self.style.startswith("compiled")
 
     def version(self) -> str:
         return source_hash("reference.py", "baselines.py")
@@ -59,6 +66,10 @@ class TorchBaseline:
             return FP32_OPERANDS
         return HALF_RESULT[cell.dtype or "fp16"]
 
+    def similarity_bytes(self, cell: Cell) -> int:
+        """Bytes of one similarity that a call writes to memory and reads again."""
+        return 4 if self.arithmetic != "as_given" or cell.dtype == "fp32" else 2
+
     def _tf32(self, cell: Cell) -> bool:
         return self.arithmetic == "tf32" or (cell.dtype == "fp32" and cell.precision == "tf32")
 
@@ -67,6 +78,8 @@ class TorchBaseline:
 
         assert cell.Ld is not None
         Q, (D, lengths) = inputs.Q, padded_documents(inputs, cell.Ld)
+        if self.cast_inside:
+            return lambda: baselines.eager(Q.float(), D.float(), lengths, tf32=self._tf32(cell))
         if self.arithmetic != "as_given":
             Q, D = Q.float(), D.float()
         tf32 = self._tf32(cell)
@@ -82,7 +95,9 @@ BACKENDS = [
     TorchBaseline("eager", "eager"),
     TorchBaseline("eager_fp32", "eager", "fp32"),
     TorchBaseline("eager_tf32", "eager", "tf32"),
+    TorchBaseline("eager_tf32_cast", "eager", "tf32", cast_inside=True),
     TorchBaseline("chunked", "chunked"),
     TorchBaseline("compiled", "compiled"),
     TorchBaseline("compiled_graphs", "compiled_graphs"),
+    TorchBaseline("compiled_graphs_tf32", "compiled_graphs", "tf32"),
 ]
