@@ -109,10 +109,10 @@ class TrainStage:
         g = as_grid(torch.autograd.grad(loss_of(cell, leaf), leaf)[0], geo)
         winner = as_grid(winner, geo)
         if stage == "csr_build":
-            return lambda: csr.build(d, winner, geo)[1].view(torch.float32)  # bits: a cast would be timed as well
+            return lambda: csr.build(d, winner, geo).begin.view(torch.float32)  # bits: a cast would be timed as well
         if stage == "dd":
-            order, begin = csr.build(d, winner, geo)
-            return lambda: csr.document_gradient(q, d, order, begin, g, geo)
+            rows = csr.build(d, winner, geo)
+            return lambda: csr.document_gradient(q, d, winner, rows, g, geo)
         if stage == "dq":
             return lambda: csr.csr(q, d, winner, g, geo, query=True, document=False)[0]
         if stage == "backward":

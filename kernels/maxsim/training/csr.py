@@ -6,6 +6,8 @@ Nothing here reads a tensor on the host: a launch is decided by shapes alone.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -13,18 +15,35 @@ from maxsim.tokens import TokenBatch
 from maxsim.training.geometry import Geometry, gradient_buffer, slot_rows
 from maxsim.training.launch import cdiv, launch, power_of_two, runs_interpreted
 
-MAX_ENTRY = 2**31 - 1
+MAX_ENTRY = 2**31 - 2**16  # numbers of a program's last entries stay below 2^31
 GATHER = 1024  # elements of a gathered tile a warp: 32 fp16 values a thread, as many as stay in registers
-SCAN = 512  # entries that a warp scans at a time while sorting
+CHUNK = 512  # entries that a warp counts, and places: 16 a thread in flight
+HUB = 256  # entries of a row that are put in order by comparing each with each; a longer row reads the document again
 ENOUGH = 2048  # programs that keep an H200 busy with dQ; fewer queries than that share their documents
 Gradients = tuple[Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Entries by the document row they won, each row's in any order.
+
+    Attributes:
+        order: [documents, E], int16 bits or int32; entry (t, i), t-th query of the document and token i, is the number
+            (t << log_tokens_of(geo)) + i.
+        begin: int32 [documents, Ld + 1], where the entries of a row begin and the next row's do.
+        spare: like `order`; where the entries are put in order.
+    """
+
+    order: Tensor
+    begin: Tensor
+    spare: Tensor
 
 
 def csr(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, *, query: bool, document: bool,
     query_dtype: torch.dtype | None = None, document_dtype: torch.dtype | None = None,
 ) -> Gradients:  # fmt: skip
-    """dQ and dD by inverse-grid CSR in two launches: dQ beside the sort, then dD. Deterministic.
+    """dQ and dD by inverse-grid CSR in three launches: dQ beside counting, placing, then dD. Deterministic.
 
     Args:
         q, d: as in the forward pass.
@@ -35,38 +54,34 @@ def csr(
 
     Returns:
         dQ [Rq, d] and dD [Rd, d] in the dtype of the embeddings, None where not wanted. Memory beside them, freed on
-        return: per entry 2 bytes each for bucket and sorted entry (4 where a document has more than 65536 entries) and
-        1 for its row, and 4 per document token.
+        return: 4 bytes an entry (8 where a document has more than 65536) and 4 a document token.
     """
-    buffers = _csr_buffers(winner, geo) if document else (None, None, None, None)
-    dq = _queries_and_sort(q, d, winner, g, geo, buffers, query_dtype or q.dtype if query else None)
-    order, begin = buffers[2:]
-    if order is None or begin is None:
+    rows = _empty_rows(winner, geo) if document else None
+    dq = _queries_and_count(q, d, winner, g, geo, rows, query_dtype or q.dtype if query else None)
+    if rows is None:
         return dq, None
-    del buffers
-    return dq, document_gradient(q, d, order, begin, g, geo, document_dtype)
+    _place(winner, geo, rows)
+    return dq, document_gradient(q, d, winner, rows, g, geo, document_dtype)
 
 
-def build(d: TokenBatch, winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor]:
-    """The CSR alone: sorted entries [documents, E] (int16 bits or int32) and row offsets int32 [documents, Ld + 1].
-
-    Entry (t, i), t-th query of the document and token i, is the number (t << log_tokens_of(geo)) + i.
-    """
-    _, _, order, begin = buffers = _csr_buffers(winner, geo)
-    _queries_and_sort(d, d, winner, winner[..., 0], geo, buffers, None)
-    return order, begin
+def build(d: TokenBatch, winner: Tensor, geo: Geometry) -> Rows:
+    """The CSR alone, in two launches."""
+    rows = _empty_rows(winner, geo)
+    _queries_and_count(d, d, winner, winner[..., 0], geo, rows, None)
+    _place(winner, geo, rows)
+    return rows
 
 
 def document_gradient(
-    q: TokenBatch, d: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, geo: Geometry,
+    q: TokenBatch, d: TokenBatch, winner: Tensor, rows: Rows, g: Tensor, geo: Geometry,
     dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
-    """dD from the CSR that `build` made: the second launch of `csr`."""
+    """dD from the CSR that `build` made: the last launch of `csr`."""
     dd = gradient_buffer(d, dtype)
     slots = slot_rows(d)
     _document_rows(
-        q, order, begin, g, dd, geo, (d.starts, d.lengths), log_tokens=log_tokens_of(geo), documents=geo.documents,
-        span=geo.Ld if slots is None else slots, slots=slots is not None, pitch=d.pitch, whole=False,
+        q, rows.order, rows.begin, g, dd, geo, (d.starts, d.lengths), (winner, rows.spare), documents=geo.documents,
+        span=geo.Ld if slots is None else slots, slots=slots is not None, pitch=d.pitch,
     )  # fmt: skip
     return dd
 
@@ -76,8 +91,8 @@ def log_tokens_of(geo: Geometry) -> int:
     return max(0, (geo.Lq - 1).bit_length())
 
 
-def _csr_buffers(winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Bucket, row of each bucket entry, sorted entries and row offsets, uninitialised."""
+def _empty_rows(winner: Tensor, geo: Geometry) -> Rows:
+    """Buffers for the CSR: counters at zero, the rest uninitialised."""
     largest = geo.queries_per_document << log_tokens_of(geo)
     if largest > MAX_ENTRY:
         raise ValueError(
@@ -85,26 +100,27 @@ def _csr_buffers(winner: Tensor, geo: Geometry) -> tuple[Tensor, Tensor, Tensor,
             "use backward='onehot'"
         )
     stored = torch.int16 if largest <= 65536 else torch.int32
-    shape = (geo.documents, geo.queries_per_document * geo.Lq)
-    device = winner.device
-    return (
-        torch.empty(shape, dtype=stored, device=device),
-        torch.empty(shape, dtype=torch.int8, device=device),
-        torch.empty(shape, dtype=stored, device=device),
-        torch.empty((geo.documents, geo.Ld + 1), dtype=torch.int32, device=device),
-    )
+    order, spare = torch.empty(
+        (2, geo.documents, geo.queries_per_document * geo.Lq), dtype=stored, device=winner.device
+    ).unbind()
+    return Rows(order, torch.zeros((geo.documents, geo.Ld + 1), dtype=torch.int32, device=winner.device), spare)
 
 
-def _queries_and_sort(
-    q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry,
-    buffers: tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None], query_dtype: torch.dtype | None,
+def _chunks(geo: Geometry) -> tuple[int, int]:
+    """Entries that a program counts or places, and programs of a document."""
+    total = geo.queries_per_document << log_tokens_of(geo)
+    chunk = min(CHUNK, max(32, power_of_two(total)))
+    return chunk, cdiv(total, chunk)
+
+
+def _queries_and_count(
+    q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, rows: Rows | None,
+    query_dtype: torch.dtype | None,
 ) -> Tensor | None:  # fmt: skip
-    """dQ where `query_dtype` says of which type, and the sort where there are buffers for it, in one launch."""
-    log_tokens = log_tokens_of(geo)
+    """dQ where `query_dtype` says of which type, and the counts where there are rows for them, in one launch."""
     block_d = power_of_two(d.d)
     pairs = max(2, GATHER // block_d)
     block_i = 2 if pairs >= 4 else 1
-    rows_per_tile = 32 if geo.Ld <= 4096 else 128
     slots = slot_rows(q)
     q_span = geo.Lq if slots is None else slots
     query_programs = 0 if query_dtype is None else geo.Nq * cdiv(q_span, block_i)
@@ -113,21 +129,22 @@ def _queries_and_sort(
     dq = None
     if query_dtype is not None:
         dq = gradient_buffer(q, query_dtype if splits == 1 else torch.float32, splits)
-    tiles = cdiv(geo.Ld, rows_per_tile)
-    scan = min(SCAN, max(64, power_of_two(geo.queries_per_document << log_tokens)))
-    expected = geo.queries_per_document * geo.Lq * rows_per_tile // max(1, geo.Ld)  # entries of a tile
+    chunk, chunks = _chunks(geo)
+    count_programs = 0 if rows is None else geo.documents * chunks
     launch(
-        "queries_and_sort", (query_programs * splits + (0 if buffers[0] is None else geo.documents * tiles), 1),
-        (winner, g, d.values, dq, *buffers, d.starts, q.starts, q.lengths),
+        "queries_and_count", (count_programs + query_programs * splits, 1),
+        (
+            winner, g, d.values, dq, None if rows is None else rows.spare, None if rows is None else rows.begin,
+            d.starts, q.starts, q.lengths,
+        ),
         (winner.stride(0), winner.stride(1), d.values.stride(0), geo.Lq, d.d),
         (
-            g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, query_programs * splits, splits, R,
-            geo.queries_per_document, geo.K, geo.Ld, geo.queries_per_document * geo.Lq, tiles,
+            g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, count_programs, splits, R,
+            geo.queries_per_document, geo.K, geo.Ld, geo.queries_per_document * geo.Lq, chunks,
         ),
         (
             geo.shared, d.starts is not None, q.starts is not None, q.lengths is not None, slots is not None,
-            log_tokens, block_i, pairs // block_i, block_d, scan, rows_per_tile,
-            min(SCAN, max(64, power_of_two(expected))),
+            log_tokens_of(geo), block_i, pairs // block_i, block_d, chunk,
         ),
         1,
     )  # fmt: skip
@@ -136,13 +153,32 @@ def _queries_and_sort(
     return dq.view(splits, R, d.d).sum(0).to(query_dtype)
 
 
+def _place(winner: Tensor, geo: Geometry, rows: Rows) -> None:
+    """Write every entry to its row."""
+    chunk, chunks = _chunks(geo)
+    launch(
+        "place_entries", (geo.documents * chunks, 1),
+        (winner, rows.spare, rows.order, rows.begin),
+        (winner.stride(0), winner.stride(1), geo.Lq),
+        (geo.queries_per_document, geo.K, geo.Ld, geo.queries_per_document * geo.Lq, chunks),
+        (geo.shared, log_tokens_of(geo), chunk),
+        1,
+    )  # fmt: skip
+
+
 def _document_rows(
     q: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, dd: Tensor, geo: Geometry,
-    placed: tuple[Tensor | None, Tensor | None], *,
-    log_tokens: int, documents: int, span: int, slots: bool, pitch: int, whole: bool,
+    placed: tuple[Tensor | None, Tensor | None], unsorted: tuple[Tensor, Tensor] | None, *,
+    documents: int, span: int, slots: bool, pitch: int,
 ) -> None:  # fmt: skip
-    """dD from sorted entries, document by document, or (`whole`) over all rows of the buffer as one document."""
+    """dD from entries by row, document by document; over all rows of the buffer as one document if none are unsorted.
+
+    Args:
+        placed: `starts` and `lengths` of the documents.
+        unsorted: the argmax and a buffer like `order`, where entries are to be put in order first.
+    """
     starts, lengths = placed
+    winner, spare = (None, None) if unsorted is None else unsorted
     block_d = power_of_two(q.d)
     pairs = max(2, GATHER // block_d)
     block_r = 2 if pairs >= 4 else 1
@@ -151,15 +187,17 @@ def _document_rows(
     average = geo.queries_per_document * geo.Lq // max(1, geo.Ld)
     launch(
         "document_rows", (documents * cdiv(span, block_r), 1),
-        (order, begin, g, q.values, dd, q.starts, starts, lengths),
-        (q.values.stride(0), q.d),
+        (order, begin, g, q.values, dd, q.starts, starts, lengths, winner, spare),
+        (q.values.stride(0), q.d, 0 if winner is None else winner.stride(0), 0 if winner is None else winner.stride(1)),
         (
-            g.stride(0), g.stride(1), q.pitch, pitch, span, geo.K, geo.Lq, begin.shape[-1] - 1,
-            0 if whole else geo.queries_per_document * geo.Lq, cdiv(4 * average + 32, block_e) * block_e,
+            g.stride(0), g.stride(1), q.pitch, pitch, span, geo.queries_per_document, geo.K, geo.Lq,
+            begin.shape[-1] - 1, 0 if unsorted is None else geo.queries_per_document * geo.Lq,
+            cdiv(4 * average + 32, block_e) * block_e,
         ),
         (
-            geo.shared, whole, q.starts is not None, starts is not None, lengths is not None, slots, log_tokens,
-            block_r, block_e, block_d,
+            geo.shared, unsorted is None, q.starts is not None, starts is not None, lengths is not None, slots,
+            0 if unsorted is None else log_tokens_of(geo), block_r, block_e, block_d,
+            16 if average <= 6 else 32 if average <= 16 else 64, HUB,
         ),
         1,
     )  # fmt: skip
@@ -181,7 +219,7 @@ def csr_sort(
     dd = torch.empty(d.values.shape, dtype=document_dtype or d.dtype, device=d.device)
     order, begin = sort_entries(d, winner, geo)
     _document_rows(
-        q, order, begin, g, dd, geo, (None, None), log_tokens=0, documents=1, span=R, slots=True, pitch=0, whole=True
+        q, order, begin, g, dd, geo, (None, None), None, documents=1, span=R, slots=True, pitch=0
     )
     return dq, dd
 

@@ -1,6 +1,7 @@
 # Kernel arguments are typed by triton at each launch.
 # mypy: disable-error-code="no-untyped-def"
-"""Triton kernels of the backward pass. No kernel but `scatter_atomic` uses atomics; every sum has a fixed order.
+"""Triton kernels of the backward pass. No kernel but `scatter_atomic` adds floating point
+by atomics; every sum has a fixed order.
 
 Room: `training`. May import: triton. Imported only where a kernel is launched, so the room imports without triton.
 
@@ -19,8 +20,9 @@ from triton.runtime.interpreter import InterpretedFunction
 # Arguments come as pointers, integers whose divisibility decides how wide a load is, integers that vary from batch to
 # batch and bound no load (unspecialised, so that a new length compiles nothing), and constants, as `launch` has it.
 _SHARED = ["stride_gn", "stride_gk", "q_pitch", "d_pitch", "K", "Ld"]
-_SORT_VARIES = [*_SHARED, "q_span", "query_programs", "splits", "q_rows", "NQ", "per_document", "tiles"]
-_ROWS_VARIES = [*_SHARED, "d_span", "Lq", "per_document", "LOCKSTEP"]
+_COUNT_VARIES = [*_SHARED, "q_span", "count_programs", "splits", "q_rows", "NQ", "per_document", "chunks"]
+_PLACE_VARIES = ["NQ", "K", "Ld", "per_document", "chunks"]
+_ROWS_VARIES = [*_SHARED, "d_span", "Lq", "NQ", "per_document", "LOCKSTEP"]
 _ONEHOT_VARIES = [*_SHARED, "d_span", "NQ"]
 _ATOMIC_VARIES = [*_SHARED, "k_programs"]
 
@@ -89,59 +91,40 @@ def _query_rows(
 
 
 @triton.jit
-def _sort_tile(
-    pid, winner, bucket, row_of, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, tiles,
-    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, BE: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr,
+def _count_entries(
+    pid, winner, place, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
+    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """CSR rows lo .. lo + BJ - 1 of one document: a stable sort of its entries by winner, restricted to those rows.
+    """Counts the winners of BE entries of one document, and leaves in `place` how many of its row came before each.
 
-    One program counts the entries that come before the tile, collects the tile's own in `bucket` in entry order (with
-    the row of the tile that each won in `row_of`), and then takes them out row by row. Programs share nothing, so there
-    is nothing to synchronise. Entry (t, i), t-th query of the document and token i, is stored as
-    (t << LOG_TOKENS) + i in the type of `order`.
+    The counters are `begin`'s own, zero at first; integer sums are the same in any order, but `place` is not: two
+    entries of a row may change places from run to run, which `_sort_rows` undoes. The program that arrives last at a
+    document, by its counter Ld, turns its counts into row offsets.
     """
-    m = pid // tiles
-    lo = (pid % tiles) * BJ
-    hi = tl.minimum(lo + BJ, Ld)
+    m = pid // chunks
     n0 = 0 * m
     k = m
     if not SHARED:
         n0 = m // K
         k = m - n0 * K
-    TOKENS: tl.constexpr = 1 << LOG_TOKENS
+    e = (pid % chunks) * BE + tl.arange(0, BE)
+    t, i = e // (1 << LOG_TOKENS), e % (1 << LOG_TOKENS)
     base = winner + n0.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
-    total = NQ << LOG_TOKENS
-    lane = tl.arange(0, BE)
-    before = tl.zeros([BE], tl.int32)
-    for e0 in range(0, total, BE):
-        t, i = (e0 + lane) // TOKENS, (e0 + lane) % TOKENS
-        w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
-        before += ((w >= 0) & (w < lo)).to(tl.int32)
-    head = tl.sum(before, axis=0)
-    tail = head
-    offset = m.to(tl.int64) * per_document
-    for e0 in range(0, total, BE):
-        t, i = (e0 + lane) // TOKENS, (e0 + lane) % TOKENS
-        w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
-        keep = ((w >= lo) & (w < hi)).to(tl.int32)
-        slot = offset + tail + tl.cumsum(keep, axis=0) - keep
-        tl.store(bucket + slot, (e0 + lane).to(bucket.dtype.element_ty), mask=keep != 0)
-        tl.store(row_of + slot, (w - lo).to(tl.int8), mask=keep != 0)
-        tail += tl.sum(keep, axis=0)
-    tl.debug_barrier()  # the entries a thread reads below were stored by others of the program
-    rows = begin + m.to(tl.int64) * (Ld + 1)
-    part = tl.arange(0, BS)
-    done = head
-    for j in range(lo, hi):
-        tl.store(rows + j, done)
-        for s in range(head, tail, BS):
-            row = tl.load(row_of + offset + s + part, mask=s + part < tail, other=-1).to(tl.int32)
-            keep = (row == j - lo).to(tl.int32)
-            e = tl.load(bucket + offset + s + part, mask=keep != 0, other=0)
-            tl.store(order + offset + done + tl.cumsum(keep, axis=0) - keep, e, mask=keep != 0)
-            done += tl.sum(keep, axis=0)
-    if hi == Ld:
-        tl.store(rows + Ld, tail)
+    w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
+    hit = (w >= 0) & (w < Ld)
+    counts = begin + m.to(tl.int64) * (Ld + 1)
+    before = tl.atomic_add(counts + w, 1, mask=hit, sem="relaxed")
+    tl.store(place + m.to(tl.int64) * per_document + t * Lq + i, before.to(place.dtype.element_ty), mask=hit)
+    tl.debug_barrier()  # every count of the program is in before it reports
+    arrived = tl.atomic_add(counts + Ld, 1, sem="acq_rel")
+    if arrived == chunks - 1:
+        total = 0
+        for j0 in range(0, Ld, BE):
+            j = j0 + tl.arange(0, BE)
+            own = tl.load(counts + j, mask=j < Ld, other=0, cache_modifier=".cg")
+            tl.store(counts + j, total + tl.cumsum(own, axis=0) - own, mask=j < Ld)
+            total += tl.sum(own, axis=0)
+        tl.store(counts + Ld, total)
 
 
 @triton.jit
@@ -153,33 +136,105 @@ def _entry(stored):
         return stored
 
 
-@triton.jit(do_not_specialize=_SORT_VARIES)
-def queries_and_sort(
-    winner, g, d_values, dq, bucket, row_of, order, begin, d_starts, q_starts, q_lengths,
+@triton.jit(do_not_specialize=_COUNT_VARIES)
+def queries_and_count(
+    winner, g, d_values, dq, place, begin, d_starts, q_starts, q_lengths,
     stride_wn, stride_wk, stride_d, Lq, d,
-    stride_gn, stride_gk, d_pitch, q_pitch, q_span, query_programs, splits, q_rows,
-    NQ, K, Ld, per_document, tiles,
+    stride_gn, stride_gk, d_pitch, q_pitch, q_span, count_programs, splits, q_rows,
+    NQ, K, Ld, per_document, chunks,
     SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
     Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
-    LOG_TOKENS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr,
-    BE: tl.constexpr, BJ: tl.constexpr, BS: tl.constexpr,
+    LOG_TOKENS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """First launch of the CSR backward: programs below `query_programs` sum dQ, the others sort entries for dD.
+    """First launch of the CSR backward: programs below `count_programs` count entries, the others sum dQ.
 
     The two are independent, one waits for memory while the other computes, and one launch costs less than two.
     """
     pid = tl.program_id(0)
-    if pid < query_programs:
+    if pid < count_programs:
+        _count_entries(
+            pid, winner, place, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
+            SHARED, LOG_TOKENS, BE,
+        )  # fmt: skip
+    else:
         _query_rows(
-            pid, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
+            pid - count_programs, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
             stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
             splits, q_rows, SHARED, D_STARTS, Q_STARTS, Q_LENGTHS, Q_SLOTS, BI, BK, BD,
         )  # fmt: skip
-    else:
-        _sort_tile(
-            pid - query_programs, winner, bucket, row_of, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld,
-            per_document, tiles, SHARED, LOG_TOKENS, BE, BJ, BS,
-        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=_PLACE_VARIES)
+def place_entries(
+    winner, place, order, begin,
+    stride_wn, stride_wk, Lq,
+    NQ, K, Ld, per_document, chunks,
+    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Second launch: every entry goes to the slot of its row that `_count_entries` gave it.
+
+    Entry (t, i), t-th query of the document and token i, is stored as (t << LOG_TOKENS) + i in the type of `order`.
+    """
+    pid = tl.program_id(0)
+    m = pid // chunks
+    n0 = 0 * m
+    k = m
+    if not SHARED:
+        n0 = m // K
+        k = m - n0 * K
+    e = (pid % chunks) * BE + tl.arange(0, BE)
+    t, i = e // (1 << LOG_TOKENS), e % (1 << LOG_TOKENS)
+    base = winner + n0.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
+    w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
+    hit = (w >= 0) & (w < Ld)
+    offset = m.to(tl.int64) * per_document
+    before = _entry(tl.load(place + offset + t * Lq + i, mask=hit, other=0))
+    first = tl.load(begin + m.to(tl.int64) * (Ld + 1) + w, mask=hit, other=0)
+    tl.store(order + offset + first + before, e.to(order.dtype.element_ty), mask=hit)
+
+
+@triton.jit
+def _sort_rows(
+    order, sorted_to, first, last, winner, j, stride_wn, NQ, Lq,
+    LOG_TOKENS: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr, HUB: tl.constexpr,
+):  # fmt: skip
+    """Copies BR rows of one document with their entries in ascending order.
+
+    A row of up to HUB entries by counting, for each, how many are smaller; a longer one by reading all winners of the
+    document again in order, which takes time linear in their number.
+    """
+    few = tl.where(last - first <= HUB, last, first)
+    most = tl.max(few - first, axis=0)
+    for i0 in range(0, most, BS):
+        i = first[:, None] + i0 + tl.arange(0, BS)[None, :]
+        on = i < few[:, None]
+        e = _entry(tl.load(order + i, mask=on, other=0))
+        smaller = tl.zeros([BR, BS, 8], tl.int32)
+        for s0 in range(0, most, 8):
+            s = first[:, None] + s0 + tl.arange(0, 8)[None, :]
+            other = _entry(tl.load(order + s, mask=s < few[:, None], other=0))
+            other = tl.where(s < few[:, None], other, 0x7FFFFFFF)
+            smaller += (other[:, None, :] < e[:, :, None]).to(tl.int32)
+        at = first[:, None] + tl.sum(smaller, axis=2)
+        tl.store(sorted_to + at, e.to(sorted_to.dtype.element_ty), mask=on)
+    if tl.max(last - first, axis=0) > HUB:
+        lane = tl.arange(0, 512)
+        for r in range(BR):
+            here = tl.arange(0, BR) == r
+            low = tl.sum(tl.where(here, first, 0), axis=0)
+            size = tl.sum(tl.where(here, last, 0), axis=0) - low
+            row = tl.sum(tl.where(here, j, 0), axis=0)
+            total = tl.where(size > HUB, NQ << LOG_TOKENS, 0)
+            done = low
+            for e0 in range(0, total, 512):
+                e = e0 + lane
+                t, i = e // (1 << LOG_TOKENS), e % (1 << LOG_TOKENS)
+                on = (t < NQ) & (i < Lq)
+                w = tl.load(winner + t.to(tl.int64) * stride_wn + i, mask=on, other=-1).to(tl.int32)
+                keep = (w == row).to(tl.int32)
+                at = done + tl.cumsum(keep, axis=0) - keep
+                tl.store(sorted_to + at, e.to(sorted_to.dtype.element_ty), mask=keep != 0)
+                done += tl.sum(keep, axis=0)
 
 
 @triton.jit
@@ -211,15 +266,16 @@ def _weighted_rows(
 
 @triton.jit(do_not_specialize=_ROWS_VARIES)
 def document_rows(
-    order, begin, g, q_values, dd, q_starts, d_starts, d_lengths,
-    stride_q, d,
-    stride_gn, stride_gk, q_pitch, d_pitch, d_span, K, Lq, Ld, per_document, LOCKSTEP,
+    order, begin, g, q_values, dd, q_starts, d_starts, d_lengths, winner, sorted_to,
+    stride_q, d, stride_wn, stride_wk,
+    stride_gn, stride_gk, q_pitch, d_pitch, d_span, NQ, K, Lq, Ld, per_document, LOCKSTEP,
     SHARED: tl.constexpr, GLOBAL: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
     D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr, LOG_TOKENS: tl.constexpr,
-    BR: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr,
+    BR: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, HUB: tl.constexpr,
 ):  # fmt: skip
-    """dD of BR rows of one document (GLOBAL: of the whole buffer) from the sorted entries.
+    """Last launch: dD of BR rows of one document (GLOBAL: of the whole buffer) from the entries of each.
 
+    Entries of a row are put into ascending order first, so that the sum has one order; GLOBAL ones are in order.
     The rows advance together through their first LOCKSTEP entries; what a popular row has beyond is summed by all
     lanes, row after row, so one hub does not make its neighbours wait for it one small step at a time.
     """
@@ -231,6 +287,17 @@ def document_rows(
     first = tl.load(rows + j, mask=j < Ld, other=0)
     last = tl.load(rows + j + 1, mask=j < Ld, other=0)
     mine = order + m.to(tl.int64) * per_document
+    if not GLOBAL:
+        n0 = 0 * m
+        k = m
+        if not SHARED:
+            n0 = m // K
+            k = m - n0 * K
+        own = winner + n0.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
+        to = sorted_to + m.to(tl.int64) * per_document
+        _sort_rows(mine, to, first, last, own, j, stride_wn, NQ, Lq, LOG_TOKENS, BR, BS, HUB)
+        mine = to
+        tl.debug_barrier()  # the entries a thread reads below were stored by others of the program
     col = tl.arange(0, BD)
     col3 = col[None, None, :]
     acc = tl.zeros([BR, BE, BD], tl.float32)

@@ -98,7 +98,8 @@ def test_the_sort_is_the_stable_library_sort(poisoned_interpreter, Nq, Lq, Ld):
     won = torch.randint(-1, Ld, (Nq, B, Lq), dtype=torch.int16)
     won[:, 1] = 0  # a document with one winner
     won[:, 2] = -1  # an empty one
-    order, begin = poisoned_interpreter.submit(csr.build, d, won, geo).result(timeout=240)
+    rows = poisoned_interpreter.submit(csr.build, d, won, geo).result(timeout=240)
+    order, begin = rows.order, rows.begin
     bits = csr.log_tokens_of(geo)
     number = (torch.arange(Nq)[:, None] << bits) + torch.arange(Lq)
     for m in range(B):
@@ -115,7 +116,8 @@ def test_a_document_with_more_than_65536_entries_is_numbered_in_32_bits(poisoned
     q, d = maxsim.tokens(torch.randn(Nq, Lq, 1)), maxsim.tokens(torch.randn(1, 3, 1))
     geo = geometry(q, d, "all")
     won = torch.randint(0, 3, (Nq, 1, Lq), dtype=torch.int16)
-    order, begin = poisoned_interpreter.submit(csr.build, d, won, geo).result(timeout=240)
+    rows = poisoned_interpreter.submit(csr.build, d, won, geo).result(timeout=240)
+    order, begin = rows.order, rows.begin
     assert order.dtype == torch.int32
     assert begin[0, -1] == Nq * Lq
     assert torch.equal(won.flatten()[order[0].long()], won.flatten().sort(stable=True).values)
@@ -124,7 +126,7 @@ def test_a_document_with_more_than_65536_entries_is_numbered_in_32_bits(poisoned
 def test_more_entries_than_31_bits_number_are_refused_with_the_path_to_use():
     winner = torch.empty(0, dtype=torch.int16)
     with pytest.raises(ValueError, match="use backward='onehot'"):
-        csr._csr_buffers(winner, Geometry(shared=True, Nq=1 << 20, K=1, Lq=4096, Ld=5))
+        csr._empty_rows(winner, Geometry(shared=True, Nq=1 << 20, K=1, Lq=4096, Ld=5))
 
 
 @pytest.mark.gpu
