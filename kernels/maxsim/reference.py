@@ -76,7 +76,8 @@ def blocked(
                 offset = 0 if pairing == "all" else n * K
                 count = (k_end - k) if pairing == "all" or k_step < K else (n_end - n) * K
                 D, d_valid = d.padded(offset + k, offset + k + count)
-                block, won = _block(Q.float(), q_valid, D.float(), d_valid, shared=pairing == "all", argmax=argmax)
+                masks = None if q.full() else q_valid, None if d.full() else d_valid
+                block, won = _block(Q.float(), D.float(), *masks, shared=pairing == "all", argmax=argmax)
                 scores[n:n_end, k:k_end] = block
                 if winners is not None and won is not None:
                     winners[n:n_end, k:k_end] = won
@@ -84,22 +85,33 @@ def blocked(
 
 
 def _block(
-    Q: Tensor, q_valid: Tensor, D: Tensor, d_valid: Tensor, *, shared: bool, argmax: bool
+    Q: Tensor, D: Tensor, q_valid: Tensor | None, d_valid: Tensor | None, *, shared: bool, argmax: bool
 ) -> tuple[Tensor, Tensor | None]:
-    """Scores [n, k] fp32 of queries [n, Lq, d] with documents [k, Ld, d] (shared) or [n * k, Ld, d]; the argmax."""
+    """Scores [n, k] fp32 of queries [n, Lq, d] with documents [k, Ld, d] (shared) or [n * k, Ld, d]; the argmax.
+
+    None for a mask: all are valid. A pass over the similarities costs as much as their product, so none is in vain.
+    """
     n, Lq, dim = Q.shape
     if shared:  # one product [n * Lq, d] x [d, k * Ld]
         S = (Q.reshape(n * Lq, dim) @ D.reshape(-1, dim).T).view(n, Lq, *D.shape[:2])
-        d_valid = d_valid[None, None]
+        d_valid = None if d_valid is None else d_valid[None, None]
     else:
-        D, d_valid = D.unflatten(0, (n, -1)), d_valid.unflatten(0, (n, -1))[:, None]
+        D = D.unflatten(0, (n, -1))
+        d_valid = None if d_valid is None else d_valid.unflatten(0, (n, -1))[:, None]
         S = torch.einsum("nid,nkjd->nikj", Q, D)
-    S.masked_fill_(~d_valid, float("-inf"))
+    if d_valid is not None:
+        S.masked_fill_(~d_valid, float("-inf"))
     best, won = S.max(-1) if argmax else (S.amax(-1), None)
-    scores = best.masked_fill(~q_valid[..., None], 0.0).sum(1)
+    if q_valid is not None:
+        best = best.masked_fill(~q_valid[..., None], 0.0)
+    scores = best.sum(1)
     if won is None:
         return scores, None
-    return scores, won.masked_fill(~(q_valid[..., None] & d_valid.any(-1)), -1).transpose(1, 2)
+    if q_valid is not None:
+        won = won.masked_fill(~q_valid[..., None], -1)
+    if d_valid is not None:
+        won = won.masked_fill(~d_valid.any(-1), -1)
+    return scores, won.transpose(1, 2)
 
 
 @contextmanager

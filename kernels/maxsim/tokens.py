@@ -78,6 +78,10 @@ class TokenBatch:
             return self.lengths
         return torch.full((self.count,), self.max_length, device=self.device, dtype=torch.int32)
 
+    def full(self) -> bool:
+        """Whether every sequence is known on the host to have `max_length` tokens, one at least: nothing to mask."""
+        return self.lengths is None and self.max_length > 0 and self.values.shape[0] > 0
+
     def select(self, index: Tensor) -> TokenBatch:
         """The sequences `index` names, in that order and with repeats, over the same rows: nothing is copied.
 
@@ -104,11 +108,12 @@ class TokenBatch:
         )
 
     def padded(self, first: int = 0, last: int | None = None) -> tuple[Tensor, Tensor]:
-        """Sequences first..last-1 as a padded copy, for implementations that need a rectangle.
+        """Sequences first..last-1 as a rectangle, for implementations that need one: do not write to it.
 
         Returns:
-            x [n, L, d] in the dtype of `values` and valid [n, L] bool, L = max(1, max_length). What x holds outside
-            `valid` is unspecified (finite or not): mask results, not operands.
+            x [n, L, d] in the dtype of `values`, a view of them where the sequences lie one pitch apart and a copy
+            elsewhere, and valid [n, L] bool, L = max(1, max_length). What x holds outside `valid` is unspecified
+            (finite or not): mask results, not operands.
         """
         last = self.count if last is None else last
         L = max(1, self.max_length)
@@ -117,6 +122,8 @@ class TokenBatch:
             return x, torch.zeros((last - first, L), dtype=torch.bool, device=self.device)
         token = torch.arange(L, device=self.device)
         valid = token < self.row_lengths()[first:last, None]
+        if self.starts is None and L <= self.pitch and last * self.pitch <= self.values.shape[0]:
+            return self.values[first * self.pitch : last * self.pitch].unflatten(0, (-1, self.pitch))[:, :L], valid
         rows = self.row_starts()[first:last, None] + token
         return self.values[rows.clamp_(0, self.values.shape[0] - 1)], valid
 

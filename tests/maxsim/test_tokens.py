@@ -227,6 +227,24 @@ class TestPairing:
             documents_per_query(two, two, "some")  # type: ignore[arg-type]
 
 
+def test_a_rectangle_is_a_view_where_sequences_lie_one_pitch_apart_and_a_copy_elsewhere() -> None:
+    x = torch.arange(24.0).view(4, 3, 2)
+    dense = tokens(x)
+    rows, valid = dense.padded(1, 3)
+    assert rows.data_ptr() == x[1].data_ptr()
+    assert rows.equal(x[1:3])
+    assert valid.all()
+    assert dense.full()
+    chosen = dense.select(torch.tensor([3, 0]))
+    assert chosen.padded()[0].equal(x[[3, 0]])
+    masked = tokens(x, lengths=torch.tensor([3, 1, 0, 2]))
+    assert not masked.full()
+    assert masked.padded(1)[1].sum(-1).tolist() == [1, 0, 2]
+    expanded = tokens(x[:1].expand(4, 3, 2))
+    assert expanded.padded(2, 4)[0].equal(x[:1].expand(2, 3, 2))
+    assert not tokens(x[:, :0]).full(), "documents without a token are masked"
+
+
 def test_a_nested_tensor_is_refused_by_name():
     with pytest.raises(ValueError, match="Q: is a nested tensor"):
         tokens(torch.nested.nested_tensor([torch.ones(3, 8), torch.ones(2, 8)]), role="Q")
