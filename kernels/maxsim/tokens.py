@@ -122,8 +122,10 @@ class TokenBatch:
             return x, torch.zeros((last - first, L), dtype=torch.bool, device=self.device)
         token = torch.arange(L, device=self.device)
         valid = token < self.row_lengths()[first:last, None]
-        if self.starts is None and L <= self.pitch and last * self.pitch <= self.values.shape[0]:
-            return self.values[first * self.pitch : last * self.pitch].unflatten(0, (-1, self.pitch))[:, :L], valid
+        if self.starts is None and self.pitch >= L and last * self.pitch <= self.values.shape[0]:
+            return self.values[first * self.pitch : last * self.pitch].unflatten(0, (last - first, self.pitch))[
+                :, :L
+            ], valid
         rows = self.row_starts()[first:last, None] + token
         return self.values[rows.clamp_(0, self.values.shape[0] - 1)], valid
 
