@@ -123,9 +123,8 @@ class TokenBatch:
         token = torch.arange(L, device=self.device)
         valid = token < self.row_lengths()[first:last, None]
         if self.starts is None and self.pitch >= L and last * self.pitch <= self.values.shape[0]:
-            return self.values[first * self.pitch : last * self.pitch].unflatten(0, (last - first, self.pitch))[
-                :, :L
-            ], valid
+            slots = self.values[first * self.pitch : last * self.pitch].unflatten(0, (last - first, self.pitch))
+            return slots[:, :L], valid
         rows = self.row_starts()[first:last, None] + token
         return self.values[rows.clamp_(0, self.values.shape[0] - 1)], valid
 
