@@ -40,6 +40,25 @@ def read_samples(csv_path: Path) -> dict[str, Any]:
     return {entry["key"]: entry["samples"] for entry in map(json.loads, lines)}
 
 
+def common_rounds(one: Any, other: Any) -> tuple[list[float], list[float]]:
+    """Milliseconds of two backends, entry i of both from one round, from their records of samples.
+
+    Both empty where they were not timed against each other: no samples were kept, or one of them was measured again
+    later, in other company. Rounds of two runs carry equal numbers and mean nothing together.
+    """
+    if not all(isinstance(record, Mapping) and "ms" in record for record in (one, other)):
+        return [], []
+    if one.get("interleaved_with") != other.get("interleaved_with"):
+        return [], []
+    mine, theirs = _by_round(one), _by_round(other)
+    both = sorted(mine.keys() & theirs.keys())
+    return [mine[r] for r in both], [theirs[r] for r in both]
+
+
+def _by_round(record: Mapping[str, Any]) -> dict[int, float]:
+    return dict(zip(record.get("round", range(len(record["ms"]))), record["ms"], strict=True))
+
+
 def _members(path: Path) -> tuple[bytes, int]:
     """The content of all finished gzip members, and the byte where the last of them ends."""
     rest = path.read_bytes()

@@ -13,7 +13,8 @@ Room: `report`. May import: record, declare. One file of `experiments/goals/` ho
     peers   = "59-61 %"                     # optional: what was known of others when the goal was set
     binds   = "..."                         # optional: what binds a row that misses, from counters or an ablation
 
-A ratio is "how many times better": other / own for times, bytes and errors, own / other for rates.
+A ratio is "how many times better": other / own for times, bytes and errors, own / other for rates. Times of one cell
+are compared round by round, where their rounds were kept; everything else is a quotient of two numbers.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from maxsim_bench.declare.estimate import pairs
 from maxsim_bench.declare.experiment import AXES, matches
 from maxsim_bench.record.row import Row
+from maxsim_bench.report.compare.statistics import Effect
 from maxsim_bench.report.load import ReportError, Results
+from maxsim_bench.report.paired import Pairs
 
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
@@ -161,6 +164,7 @@ class Assessed:
         rows, met: how many rows match with a number, and how many of them meet the bound.
         failed: rows that match but hold no number, as "backend at status".
         at: the row that is worst.
+        low, high: 95 % interval of `worst`, where that is a ratio of paired rounds; else None.
     """
 
     goal: Goal
@@ -170,6 +174,8 @@ class Assessed:
     met: int
     failed: int
     at: Row | None
+    low: float | None = None
+    high: float | None = None
 
     @property
     def verdict(self) -> str:
@@ -199,38 +205,55 @@ def read_goals(folder: Path) -> list[Goals]:
     return found
 
 
+@dataclass(frozen=True)
+class _Value:
+    """What a row says for a goal; `effect` where that is a ratio of paired rounds."""
+
+    number: float
+    row: Row
+    effect: Effect | None = None
+
+
 def assess(goals: Sequence[Goal], results: Results) -> list[Assessed]:
     """Each goal beside what the rows say."""
-    return [_assess(goal, results.rows) for goal in goals]
+    pairs = Pairs(results)
+    return [_assess(goal, results.rows, pairs) for goal in goals]
 
 
-def _assess(goal: Goal, rows: Sequence[Row]) -> Assessed:
+def _assess(goal: Goal, rows: Sequence[Row], pairs: Pairs) -> Assessed:
     mine = [row for row in rows if _belongs(goal, row, goal.rows.backend) and matches(goal.when, row.cell)]
     asked = [row for row in mine if row.status not in ("unsupported",)]
-    valued = [(value, row) for row in asked if (value := _value(goal, row, rows)) is not None]
+    valued = [value for row in asked if (value := _value(goal, row, rows, pairs)) is not None]
     failed = sum(row.status not in ("ok", "skipped") for row in asked)
     if not valued:
         return Assessed(goal, None, None, 0, 0, failed, None)
-    valued.sort(key=lambda pair: pair[0], reverse=goal.wants_more)
-    met = sum(goal.meets(value) for value, _ in valued)
-    return Assessed(goal, valued[-1][0], valued[0][0], len(valued), met, failed, valued[-1][1])
+    valued.sort(key=lambda value: value.number, reverse=goal.wants_more)
+    met = sum(goal.meets(value.number) for value in valued)
+    best, worst = valued[0], valued[-1]
+    interval = (None, None) if worst.effect is None else (worst.effect.low, worst.effect.high)
+    return Assessed(goal, worst.number, best.number, len(valued), met, failed, worst.row, *interval)
 
 
 def _belongs(goal: Goal, row: Row, backends: Sequence[str]) -> bool:
     return row.cell.experiment in goal.rows.experiment and row.cell.gpu in goal.rows.gpu and row.backend in backends
 
 
-def _value(goal: Goal, row: Row, rows: Sequence[Row]) -> float | None:
+def _value(goal: Goal, row: Row, rows: Sequence[Row], pairs: Pairs) -> _Value | None:
     own = metric_of(row, goal.metric)
-    if own is None or goal.against is None:
-        return own
-    less = any(word in goal.metric for word in _LESS_IS_BETTER)
-    others = [value for other in _others(goal, row, rows) if (value := metric_of(other, goal.metric)) is not None]
+    if own is None:
+        return None
+    if goal.against is None:
+        return _Value(own, row)
+    others = [(v, other) for other in _others(goal, row, rows) if (v := metric_of(other, goal.metric)) is not None]
     if not others:
         return None
-    reference = min(others) if less else max(others)
+    less = any(word in goal.metric for word in _LESS_IS_BETTER)
+    reference, best = (min if less else max)(others, key=lambda pair: pair[0])
+    effect = pairs.ratio(best, row) if goal.metric == "latency_ms" else None
+    if effect is not None:
+        return _Value(effect.ratio, row, effect)
     below, above = (own, reference) if less else (reference, own)
-    return above / below if below else None
+    return _Value(above / below, row) if below else None
 
 
 def _others(goal: Goal, row: Row, rows: Sequence[Row]) -> Iterator[Row]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report.elements.goals import goal_tables
 from maxsim_bench.report.goals import Goal, Goals, assess, read_goals
-from maxsim_bench.report.load import ReportError
+from maxsim_bench.report.load import ReportError, load
 
 ROOT = Path(__file__).parents[3]
 
@@ -117,3 +118,19 @@ def test_what_binds_stands_beside_a_missed_goal_only(made: Any) -> None:
     frame = next(goal_tables(results, [both])).frame
     assert list(frame["verdict"]) == ["met", "missed"]
     assert list(frame["binds"]) == ["", "why"]
+
+
+def test_times_of_one_cell_are_compared_round_by_round_with_an_interval(tmp_path: Path, made: Any) -> None:
+    """Samples drift together: medians of all of them are off by the drift, pairs are not."""
+    rows = made.sweep([made.cell()], ["lik", "fused"])
+    root = made.written(tmp_path / "results", rows)
+    drift = [1.0] * 20 + [2.0] * 21
+    kept = {
+        row.key: {"ms": [factor * d for d in drift[:length]], "round": list(range(length))}
+        for row, factor, length in zip(rows, (3.0, 1.0), (41, 20), strict=True)
+    }
+    append_samples(root / "h200" / "forward.csv", kept)
+    one = assess([goal(bound=">= 2", against={"backends": ["lik"]})], load([root]))[0]
+    assert (one.worst, one.low, one.high) == pytest.approx((3.0, 3.0, 3.0))
+    (table,) = goal_tables(load([root]), [Goals(title="t", goals=(one.goal,), name="n")])
+    assert table.frame["interval"].to_list() == ["3.00 to 3.00"]

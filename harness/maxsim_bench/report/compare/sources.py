@@ -17,7 +17,7 @@ from typing import Any
 
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import read_samples, samples_path
+from maxsim_bench.record.samples import common_rounds, read_samples, samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report import names
 from maxsim_bench.report.load import ReportError, csv_files, newest
@@ -131,12 +131,10 @@ def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
 
 def _measured(row: Row, record: Any, base: Any) -> Measured:
     timed = record if isinstance(record, dict) and "ms" in record else None
+    mine, theirs = common_rounds(record, base)
     ratios = None
-    if timed is not None and isinstance(base, dict) and "ms" in base:
-        mine, theirs = _rounds(timed), _rounds(base)
-        both = sorted(mine.keys() & theirs.keys())
-        if row.speedup is not None and all(mine[r] > 0 for r in both):
-            ratios = tuple(theirs[r] / mine[r] for r in both)
+    if row.speedup is not None and mine and min(mine) > 0:
+        ratios = tuple(b / m for b, m in zip(theirs, mine, strict=True))
     flat = row.to_record()
     values = {k: float(v) for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     axes = {a: getattr(row.cell, a) for a in names.AXES if getattr(row.cell, a) is not None}
@@ -148,10 +146,6 @@ def _measured(row: Row, record: Any, base: Any) -> Measured:
         samples=tuple(timed["ms"]) if timed else None, ratios=ratios,
         clock=(timed or {}).get("conditions", {}).get("sm_clock_mhz"),
     )  # fmt: skip
-
-
-def _rounds(record: dict[str, Any]) -> dict[int, float]:
-    return dict(zip(record.get("round", range(len(record["ms"]))), record["ms"], strict=True))
 
 
 def _from_benchmarks(path: Path) -> dict[str, Measured]:

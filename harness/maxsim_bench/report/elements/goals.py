@@ -10,7 +10,7 @@ import pandas as pd
 from maxsim_bench.report import names
 from maxsim_bench.report.goals import Assessed, Goals, assess
 from maxsim_bench.report.load import Results
-from maxsim_bench.report.tables import Column, Table
+from maxsim_bench.report.tables import Column, Table, shown
 
 
 def goal_tables(results: Results, declared: list[Goals]) -> Iterator[Table]:
@@ -22,6 +22,7 @@ def goal_tables(results: Results, declared: list[Goals]) -> Iterator[Table]:
             Column("goal", "goal", right=False),
             Column("bound", "bound"),
             Column("worst", "worst measured"),
+            Column("interval", "95 % interval", right=False),
             Column("best", "best measured"),
             Column("rows", "rows that meet it"),
             Column("verdict", "verdict", right=False),
@@ -43,6 +44,7 @@ def _line(entry: Assessed) -> dict[str, Any]:
         "goal": goal.text,
         "bound": goal.bound,
         "worst": entry.worst,
+        "interval": "" if entry.low is None or entry.high is None else f"{shown(entry.low)} to {shown(entry.high)}",
         "best": entry.best,
         "rows": counted + (f", {entry.failed} failed" if entry.failed else ""),
         "verdict": entry.verdict,

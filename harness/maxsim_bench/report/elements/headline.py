@@ -7,9 +7,11 @@ from typing import Any
 
 import pandas as pd
 
+from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.load import Results
+from maxsim_bench.report.paired import Pairs
 from maxsim_bench.report.tables import Column, Table
 
 SHAPES = {
@@ -19,6 +21,10 @@ SHAPES = {
 SIZES = (1000.0, 10000.0)
 SHOWN = ("eager", "chunked", "compiled", "flash_maxsim", "lik", "fused")
 OURS, PEERS = "fused", ("flash_maxsim", "lik")
+RATIOS = (
+    "Ratios are medians over the rounds of one interleaved run, with a 95 % bootstrap interval; without an interval, "
+    "where no rounds were kept, the quotient of two medians."
+)
 
 
 @element
@@ -28,12 +34,41 @@ def headline(results: Results) -> Iterator[Table]:
     chosen = (
         (frame["dtype"] == "fp16") & (frame["timing_policy"] == "cold_l2") & frame["B"].isin(SIZES) & (frame["Nq"] == 1)
     )
+    ratios = _Ratios(results)
     for device, rows in frame[chosen].groupby("device", sort=True):
-        yield _table(str(device), rows)
+        yield _table(str(device), rows, ratios)
 
 
-def _table(device: str, rows: pd.DataFrame) -> Table:
-    lines = [_line(shape, size, rows) for shape in SHAPES for size in SIZES]
+class _Ratios:
+    """How many times longer the better peer takes than ours, cell by cell."""
+
+    def __init__(self, results: Results) -> None:
+        self._pairs = Pairs(results)
+        self._rows: dict[tuple[str, str], Row] = {(row.cell.hash(), row.backend): row for row in results.rows}
+
+    def of(self, cell: pd.DataFrame) -> dict[str, Any]:
+        """Ratio and interval of the rows of one cell, indexed by backend; NaN and empty without a peer or ours."""
+        times = cell["latency_ms"].reindex([OURS, *PEERS])
+        peers = times[list(PEERS)].dropna()
+        if peers.empty or pd.isna(times[OURS]):
+            return {"ratio": float("nan"), "interval": ""}
+        better = str(peers.idxmin())
+        at = str(cell.at[OURS, "cell_hash"])
+        effect = self._pairs.ratio(self._rows[at, better], self._rows[at, OURS])
+        if effect is None:
+            return {"ratio": peers[better] / times[OURS], "interval": ""}
+        return {"ratio": effect.ratio, "interval": f"{effect.low:.2f} to {effect.high:.2f}"}
+
+
+def _ratio_columns(header: str) -> tuple[Column, Column]:
+    return (
+        Column("ratio", header, lambda v: f"{v:.2f}×" if pd.notna(v) else ""),
+        Column("interval", "95 % interval", right=False),
+    )
+
+
+def _table(device: str, rows: pd.DataFrame, ratios: _Ratios) -> Table:
+    lines = [_line(shape, size, rows, ratios) for shape in SHAPES for size in SIZES]
     table = pd.DataFrame([line for line in lines if line is not None])
     kept = [b for b in SHOWN if b in table.columns]
     columns = [
@@ -42,7 +77,7 @@ def _table(device: str, rows: pd.DataFrame) -> Table:
         Column("Ld", "Ld"),
         Column("B", "B", names.count),
         *(Column(b, names.backend(b) + " [ms]") for b in kept),
-        Column("ratio", "best peer / ours", lambda v: f"{v:.2f}×" if pd.notna(v) else ""),
+        *_ratio_columns("best peer / ours"),
         Column("ceiling", "ours, of ceiling", lambda v: f"{v:.0f} %" if pd.notna(v) else ""),
         Column("memory", "ours, extra memory [MB]"),
         Column("eager_memory", "eager's [MB]"),
@@ -51,13 +86,13 @@ def _table(device: str, rows: pd.DataFrame) -> Table:
         f"summary/forward-{device}", f"One query against a corpus on {names.card(device)}", columns, table,
         tuple(sorted(set(rows["source"]))),
         "fp16, d = 128, cold L2, median of one call, all backends interleaved. The ceiling is what this card reached "
-        "in the same session, in matrix products or streaming reads, whichever binds. Ratios are of the medians shown, "
-        "from one interleaved run. OOM: ran out of memory.",
+        "in the same session, in matrix products or streaming reads, whichever binds. "
+        f"{RATIOS} OOM: ran out of memory.",
         "tab:fwd",
     )  # fmt: skip
 
 
-def _line(shape: tuple[int, int], size: float, rows: pd.DataFrame) -> dict[str, Any] | None:
+def _line(shape: tuple[int, int], size: float, rows: pd.DataFrame, ratios: _Ratios) -> dict[str, Any] | None:
     here = rows[(rows["Lq"] == shape[0]) & (rows["Ld"] == shape[1]) & (rows["B"] == size)].set_index("backend")
     if here.empty:
         return None
@@ -68,12 +103,10 @@ def _line(shape: tuple[int, int], size: float, rows: pd.DataFrame) -> dict[str, 
         for name in SHOWN
         if name in here.index
     }
-    times = here["latency_ms"]
-    peers = times.reindex(list(PEERS)).min()
     own = here.loc[OURS] if OURS in here.index else pd.Series(dtype=float)
     return {
         "shape": SHAPES[shape], "Lq": shape[0], "Ld": shape[1], "B": size, **shown,
-        "ratio": peers / own.get("latency_ms", float("nan")),
+        **ratios.of(here),
         "ceiling": own.get("percent_of_ceiling", float("nan")),
         "memory": own.get("peak_extra_bytes", float("nan")) / 1e6,
         "eager_memory": here["peak_extra_bytes"].get("eager", float("nan")) / 1e6,
@@ -85,8 +118,9 @@ def limits(results: Results) -> Iterator[Table]:
     """Ours beside the better peer where the choice matters: long queries, many queries, ragged and wide documents."""
     frame = results.experiment("forward_limits").frame
     chosen = (frame["dtype"] == "fp16") & (frame["timing_policy"] == "cold_l2")
+    ratios = _Ratios(results)
     for device, rows in frame[chosen].groupby("device", sort=True):
-        lines = [_limit(cell) for _, cell in rows.groupby("cell_hash", sort=False)]
+        lines = [_limit(cell, ratios) for _, cell in rows.groupby("cell_hash", sort=False)]
         table = pd.DataFrame([line for line in lines if line is not None])
         if table.empty:
             continue
@@ -99,19 +133,19 @@ def limits(results: Results) -> Iterator[Table]:
             Column("eager", "eager [ms]"),
             Column("peer", "better peer [ms]"),
             Column("ours", "fused (ours) [ms]"),
-            Column("ratio", "better peer / ours", lambda v: f"{v:.2f}×" if pd.notna(v) else ""),
+            *_ratio_columns("better peer / ours"),
             Column("ceiling", "ours, of ceiling", lambda v: f"{v:.0f} %" if pd.notna(v) else ""),
         ]
         yield Table(
             f"summary/limits-{device}", f"Where the choice of implementation matters, on {names.card(str(device))}",
             columns, table, tuple(sorted(set(rows["source"]))),
             "fp16, cold L2, median of one call, all backends interleaved. The better peer is the faster of flash-maxsim"
-            " and late-interaction-kernels; ratios are of the medians shown, from one interleaved run. Above 100 %:"
-            " faster than the library's own matrix product of the session.",
+            f" and late-interaction-kernels. {RATIOS} Above 100 %: faster than the library's own matrix product of the"
+            " session.",
         )  # fmt: skip
 
 
-def _limit(cell: pd.DataFrame) -> dict[str, Any] | None:
+def _limit(cell: pd.DataFrame, ratios: _Ratios) -> dict[str, Any] | None:
     here = cell.set_index("backend")
     if OURS not in here.index or here.at[OURS, "status"] != "ok":
         return None
@@ -122,5 +156,5 @@ def _limit(cell: pd.DataFrame) -> dict[str, Any] | None:
         "Nq": own["Nq"], "B": own["B"], "Lq": own["Lq"], "d": own["d"],
         "Ld": f"{own['length_distribution']} (packed)" if ragged else f"{own['Ld']:.0f}",
         "eager": times.get("eager", float("nan")), "peer": peer, "ours": own["latency_ms"],
-        "ratio": peer / own["latency_ms"], "ceiling": own["percent_of_ceiling"],
+        **ratios.of(here), "ceiling": own["percent_of_ceiling"],
     }  # fmt: skip
