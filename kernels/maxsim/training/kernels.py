@@ -203,15 +203,16 @@ def _sort_rows(
     A row of up to HUB entries by counting, for each, how many are smaller; a longer one by reading all winners of the
     document again in order, which takes time linear in their number.
     """
+    BO: tl.constexpr = 512 // (BR * BS)  # entries compared with at a time: 16 comparisons a thread
     few = tl.where(last - first <= HUB, last, first)
     most = tl.max(few - first, axis=0)
     for i0 in range(0, most, BS):
         i = first[:, None] + i0 + tl.arange(0, BS)[None, :]
         on = i < few[:, None]
         e = _entry(tl.load(order + i, mask=on, other=0))
-        smaller = tl.zeros([BR, BS, 8], tl.int32)
-        for s0 in range(0, most, 8):
-            s = first[:, None] + s0 + tl.arange(0, 8)[None, :]
+        smaller = tl.zeros([BR, BS, BO], tl.int32)
+        for s0 in range(0, most, BO):
+            s = first[:, None] + s0 + tl.arange(0, BO)[None, :]
             other = _entry(tl.load(order + s, mask=s < few[:, None], other=0))
             other = tl.where(s < few[:, None], other, 0x7FFFFFFF)
             smaller += (other[:, None, :] < e[:, :, None]).to(tl.int32)
