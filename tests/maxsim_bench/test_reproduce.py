@@ -40,7 +40,7 @@ def test_with_a_gpu_the_full_grids_run_and_nothing_is_interpreted() -> None:
 @pytest.mark.parametrize(
     ("element", "begin"),
     [
-        ("tab:fwd", ["forward "]),
+        ("tab:fwd", ["compile_audit ", "forward "]),
         ("fig:scaling", ["memory_scaling "]),
         ("lengths", ["lengths "]),
         ("tab:beir_ndcg", ["nDCG@10 on real text (apidocs, scifact, "]),

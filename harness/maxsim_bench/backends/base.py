@@ -25,6 +25,7 @@ class Inputs:
         q_lengths: [Nq] int32 or None.
         d_lengths: [B] int32 (masked and packed layouts) or None; [Nq, B] for candidates.
         cu_seqlens: [B + 1] int64 offsets of a packed D, else None.
+        exact: Q and D in fp32 before they were rounded to the cell's dtype, where the cell is judged against those.
     """
 
     Q: torch.Tensor
@@ -32,9 +33,10 @@ class Inputs:
     q_lengths: torch.Tensor | None = None
     d_lengths: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | None = None
+    exact: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def tensors(self) -> list[torch.Tensor]:
-        """Every tensor that is there."""
+        """Every tensor that backends are given."""
         return [t for t in (self.Q, self.D, self.q_lengths, self.d_lengths, self.cu_seqlens) if t is not None]
 
 
@@ -45,6 +47,11 @@ class Backend(Protocol):
     callable without arguments that does the work and returns the result: for `forward` float scores [Nq, B]
     ([Nq, B] candidates, [B] pairs), for `training_step` the tuple (loss, dQ, dD).
     `exact` says whether its result must equal the FP32 reference within `tolerance(cell)`, a relative bound.
+
+    A backend may also say, for the fidelity audit, which meets many lengths (both default to what needs no care):
+    `length_multiple`, 1: it compiles or tunes for every length of query, so lengths are rounded up to this many
+    tokens; `empty_documents`, True: False if it does not answer a document without tokens as docs/semantics.md does,
+    so it is not asked.
     """
 
     name: str

@@ -12,14 +12,21 @@ from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.identity import installed_version, missing
 from maxsim_bench.backends.tolerances import FP32_ACCUMULATE
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import VARIANT, axis_of
 
 
 @dataclass(frozen=True)
 class FlashMaxSim:
-    """flash-maxsim 0.3.0: `flash_maxsim`, `flash_maxsim_packed` and `flash_maxsim_batched`. Casts all to fp16."""
+    """flash-maxsim 0.3.0: `flash_maxsim`, `flash_maxsim_packed` and `flash_maxsim_batched`. Casts all to fp16.
+
+    Variants, both from the paper's ablations: `query_chunk=N` or `off` is its argument `query_chunk_size` (128 where
+    the cell names none); `kernel=one_shot` or `split_d` holds its dispatcher to one kernel, which else goes by d > 512.
+    Padded query tokens are zeroed before the call: its own `query_lengths` are lost for queries longer than a chunk.
+    """
 
     name: str = "flash_maxsim"
     exact: bool = True
+    length_multiple: int = 64  # tunes 16 launches for every query length
     install: str | None = "pip install 'maxsim-bench[peers]'"
 
     def version(self) -> str:
@@ -30,7 +37,9 @@ class FlashMaxSim:
             return "measured on the forward operator only; its training step is another backend"
         if device != "cuda":
             return "needs an NVIDIA GPU"
-        if cell.dtype != "fp16":
+        # Where roundings are what is measured, what that cast costs is the question.
+        unrounded = axis_of(cell, VARIANT + "reference") == "unrounded"
+        if cell.dtype != "fp16" and not (unrounded and cell.dtype == "bf16"):
             return f"casts {cell.dtype} to fp16 silently, so it does not compute this cell"
         if cell.layout == "packed" and cell.Nq != 1:
             return "its packed scoring takes one query"
@@ -46,6 +55,9 @@ class FlashMaxSim:
         import torch
 
         Q, D = inputs.Q, inputs.D
+        if inputs.q_lengths is not None:
+            valid = torch.arange(Q.shape[1], device=Q.device) < inputs.q_lengths[:, None]
+            Q = torch.where(valid[..., None], Q, 0)
         if inputs.cu_seqlens is not None:
             q, offsets, longest = Q[0], inputs.cu_seqlens.to(torch.int32), cell.Ld
             return lambda: flash_maxsim.flash_maxsim_packed(q, D, offsets, max_seqlen_d=longest)[None]
@@ -53,9 +65,37 @@ class FlashMaxSim:
         if cell.pairing == "candidates":
             return lambda: flash_maxsim.flash_maxsim_batched(Q, D, lengths, shared_docs=False)
         if Q.shape[0] == 1:
-            q = Q[0]
-            return lambda: flash_maxsim.flash_maxsim(q, D, lengths)[None]
+            q, chunk = Q[0], _query_chunk(cell)
+            return _held_to(cell, lambda: flash_maxsim.flash_maxsim(q, D, lengths, query_chunk_size=chunk)[None])
         return lambda: flash_maxsim.flash_maxsim_batched(Q, D, lengths)
+
+
+def _query_chunk(cell: Cell) -> int | None:
+    given = axis_of(cell, VARIANT + "query_chunk") or "128"
+    return None if given == "off" else int(given)
+
+
+def _held_to(cell: Cell, call: Callable[[], object]) -> Callable[[], object]:
+    """The call with the package's dispatcher held to the kernel that the cell names, if it names one.
+
+    0.3.0 has no argument for it; its dispatcher reads the threshold on d from its own module at every call.
+    """
+    kernel = axis_of(cell, VARIANT + "kernel")
+    if kernel is None:
+        return call
+    from flash_maxsim import flash_maxsim_splitd as module
+
+    threshold = {"one_shot": 1 << 30, "split_d": 0}[kernel]
+
+    def held() -> object:
+        before = module._SPLITD_THRESH
+        module._SPLITD_THRESH = threshold
+        try:
+            return call()
+        finally:
+            module._SPLITD_THRESH = before
+
+    return held
 
 
 BACKENDS = [FlashMaxSim()]

@@ -6,6 +6,7 @@ more memory than the corpus.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy as np
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.lengths import draw_lengths
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import VARIANT, axis_of
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +36,9 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
 
     Returns:
         `Inputs` of L2-normalised standard normal tokens in the cell's dtype. Masked documents carry their lengths and
-        hold large finite garbage in the padding, so that a backend that reads it shows.
+        hold large finite garbage in the padding, so that a backend that reads it shows; so do queries under variant
+        `query_lengths=half`, whose lengths are uniform in Lq // 2 .. Lq. Under variant `reference=unrounded` the fp32
+        values before rounding are kept as `exact`.
 
     Raises:
         InputError: for an axis that is missing or a source of inputs that is not there.
@@ -52,26 +56,62 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
     assert cell.Ld
     assert cell.d
     assert cell.dtype
-    dtype = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[cell.dtype]
+    if axis_of(cell, VARIANT + "reference") == "unrounded":
+        drawn = make_inputs(
+            cell.model_copy(update={"dtype": "fp32", "variant": _without_reference(cell)}), device, set_index
+        )
+        dtype = _dtype(cell.dtype)
+        return replace(drawn, Q=drawn.Q.to(dtype), D=drawn.D.to(dtype), exact=(drawn.Q, drawn.D))
+    dtype = _dtype(cell.dtype)
     generator = torch.Generator(device=device)
     generator.manual_seed(int(np.random.SeedSequence([cell.seed, set_index]).generate_state(1)[0]))
     Q = unit_vectors((cell.Nq, cell.Lq, cell.d), dtype, device, generator)
+    q_lengths = _query_lengths(cell, Q, set_index)
     documents = cell.Nq * cell.B if cell.pairing == "candidates" else cell.B
     if cell.layout in (None, "dense"):
         shape = (cell.Nq, cell.B) if cell.pairing == "candidates" else (cell.B,)
-        return Inputs(Q=Q, D=unit_vectors((*shape, cell.Ld, cell.d), dtype, device, generator))
+        D = unit_vectors((*shape, cell.Ld, cell.d), dtype, device, generator)
+        return Inputs(Q=Q, D=D, q_lengths=q_lengths)
     name = cell.length_distribution or f"uniform:1:{cell.Ld}"
     lengths = draw_lengths(name, documents, seed=cell.seed + 7919 * set_index, Ld=cell.Ld)
     d_lengths = torch.from_numpy(lengths.astype(np.int32)).to(device)
     if cell.layout == "packed":
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         D = unit_vectors((int(offsets[-1]), cell.d), dtype, device, generator)
-        return Inputs(Q=Q, D=D, d_lengths=d_lengths, cu_seqlens=torch.from_numpy(offsets).to(device))
+        offsets_there = torch.from_numpy(offsets).to(device)
+        return Inputs(Q=Q, D=D, q_lengths=q_lengths, d_lengths=d_lengths, cu_seqlens=offsets_there)
     D = unit_vectors((documents, cell.Ld, cell.d), dtype, device, generator)
     D.masked_fill_((torch.arange(cell.Ld, device=device) >= d_lengths[:, None])[..., None], 9.0)
     if cell.pairing == "candidates":
         D, d_lengths = D.unflatten(0, (cell.Nq, cell.B)), d_lengths.view(cell.Nq, cell.B)
-    return Inputs(Q=Q, D=D, d_lengths=d_lengths)
+    return Inputs(Q=Q, D=D, q_lengths=q_lengths, d_lengths=d_lengths)
+
+
+def _dtype(name: str) -> torch.dtype:
+    import torch
+
+    return {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}[name]
+
+
+def _without_reference(cell: Cell) -> str | None:
+    pairs = [pair for pair in (cell.variant or "").split(";") if pair and not pair.startswith("reference=")]
+    return ";".join(pairs) or None
+
+
+def _query_lengths(cell: Cell, Q: torch.Tensor, set_index: int) -> torch.Tensor | None:
+    """[Nq] int32 lengths of variant `query_lengths`, whose padding in Q is overwritten; None if all have Lq tokens."""
+    import torch
+
+    name = axis_of(cell, VARIANT + "query_lengths")
+    if name is None:
+        return None
+    if name != "half":
+        raise InputError(f"variant query_lengths={name}: only 'half' (uniform in Lq // 2 .. Lq) is known")
+    Nq, Lq = Q.shape[:2]
+    lengths = draw_lengths(f"uniform:{Lq // 2}:{Lq}", Nq, seed=cell.seed + 7919 * set_index + 1, Ld=Lq)
+    q_lengths = torch.from_numpy(lengths.astype(np.int32)).to(Q.device)
+    Q.masked_fill_((torch.arange(Lq, device=Q.device) >= q_lengths[:, None])[..., None], 9.0)
+    return q_lengths
 
 
 def unit_vectors(shape: tuple[int, ...], dtype: torch.dtype, device: str, generator: torch.Generator) -> torch.Tensor:

@@ -42,6 +42,10 @@ class Truth(Protocol):
         """Compare a backend's output; raises `ResultError` for one that is not a result of the operator at all."""
         ...
 
+    def agreement(self, output: object) -> dict[str, float]:
+        """Figures beside the errors of an output that `judge` found right; see `measure.agreement`."""
+        ...
+
 
 def results(output: object) -> list[torch.Tensor]:
     """The floating-point tensors of an output, in order: scores alone, or (loss, dQ, dD)."""

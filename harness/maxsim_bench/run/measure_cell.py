@@ -22,6 +22,7 @@ from maxsim_bench.run.cell_inputs import draw_inputs, resident_bytes
 from maxsim_bench.run.check import ResultError, Truth, checksum, judge_as_returned, poison_free_memory, stale
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
 from maxsim_bench.run.rows import Frame, Outcome, build_row, sample_record
+from maxsim_bench.run.studies import studied
 from maxsim_bench.run.truth import truth_of
 from maxsim_bench.run.work import Work, work_served
 
@@ -134,12 +135,15 @@ class CellMeasurement:
         output = call()
         verdict = judge_as_returned(truth, output, tolerance)
         outcome.errors = verdict.errors
+        if verdict.wrong is None:
+            outcome.figures |= truth.agreement(output)
         wrong = verdict.wrong or stale(call, output, truth, tolerance)
         if wrong is not None:
             outcome.fail("incorrect", wrong)
             return
         del output
         outcome.memory = memory.measure_peak(call, self.device, pools)
+        outcome.figures |= studied(self.cell, backend, call, self.device)
 
     def _kernel_config(self, backend: Backend, inputs: Inputs) -> str | None:
         """What a backend with a method `kernel_config` says of its launch."""
@@ -176,7 +180,7 @@ class CellMeasurement:
                 return drawn
         for old, new in zip(used.tensors(), drawn.tensors(), strict=True):
             old.copy_(new)
-        return used
+        return replace(used, exact=drawn.exact)
 
     def _count_sets(self) -> int:
         """Input sets to rotate over: together larger than the last cache, at least two, if memory holds them."""

@@ -6,7 +6,7 @@ Room: `run`. May import: declare, record, measure, backends.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from maxsim_bench.measure.ceilings import Ceilings, percent_of_ceiling
@@ -32,6 +32,7 @@ class Outcome:
         timing, interleaved_with: None and empty until timed.
         baseline_timing: of the experiment's baseline in the same interleaving, None if it was not there.
         kernel_config: what the backend says of its launch, if it says anything.
+        figures: further ones: agreement with the reference, what a study found. Those that are columns go there.
     """
 
     status: Status = "ok"
@@ -43,6 +44,7 @@ class Outcome:
     baseline_timing: Timing | None = None
     interleaved_with: tuple[str, ...] = ()
     kernel_config: str | None = None
+    figures: dict[str, Any] = field(default_factory=dict)
 
     def fail(self, status: Status, error: str) -> None:
         """Give up on this backend; whatever was measured of it is not reported."""
@@ -102,7 +104,8 @@ def build_row(frame: Frame, backend: str, outcome: Outcome) -> Row:
 def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> dict[str, Any]:
     """The fields that only an `ok` row holds."""
     ms = timing.median_ms
-    found: dict[str, Any] = {
+    columns = {name: figure for name, figure in outcome.figures.items() if name in Row.model_fields}
+    found: dict[str, Any] = columns | {
         "latency_ms": ms,
         "latency_p20_ms": timing.p20_ms,
         "latency_p80_ms": timing.p80_ms,
@@ -116,6 +119,7 @@ def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> d
                 "input_sets": frame.sets,
                 "starved_percent": round(timing.starved_percent, 1),
                 "timing_policy": timing.policy,
+                **{name: figure for name, figure in outcome.figures.items() if name not in columns},
             }
         ),
     }

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from maxsim_bench.backends.base import Backend, Inputs
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.measure import agreement
 from maxsim_bench.measure.errors import Errors, compare, distances
 from maxsim_bench.run.check import ResultError, Truth, Verdict, draw, results, select
 from maxsim_bench.run.work import work_of
@@ -27,10 +28,14 @@ _FEWEST_DOCUMENTS = 8
 # equal to it bit by bit: only the order of fp32 additions differs.
 _SAMPLE_ROUNDING = 1e-5
 
+# Half a unit in the last place of each of two operands, where the reference has them in fp32 as they were drawn.
+_INPUT_ROUNDING = {"fp16": 2.0**-10, "bf16": 2.0**-8, "fp32": 0.0}
+
 # Largest relative error on unit vectors that a rounding of fp32 operands to a narrower type explains (bf16: 2^-9 each).
 _CAST_ERROR = 2e-2
 
 
+_STEP_RESULTS = 3  # loss, dQ, dD
 _SEARCH_BLOCK_BYTES = 1 << 28  # of a corpus in host memory, scored at a time
 
 
@@ -46,6 +51,13 @@ class ScoreTruth:
     def __init__(self, cell: Cell, inputs: Inputs, reference: Backend) -> None:
         """Score all documents, or a sample of them: the first and last few, and others drawn from the cell's seed."""
         self.cell = cell
+        self.rounding = 0.0
+        if inputs.exact is not None:
+            self.rounding = _INPUT_ROUNDING[cell.dtype or "fp32"]
+            inputs, cell = (
+                replace(inputs, Q=inputs.exact[0], D=inputs.exact[1]),
+                cell.model_copy(update={"dtype": "fp32"}),
+            )
         device = inputs.Q.device.type
         flops = work_of(cell).flops
         self.documents = documents_of(cell, inputs)
@@ -63,7 +75,8 @@ class ScoreTruth:
 
         Args:
             output: what the backend's callable returned.
-            tolerance: admitted relative error; on a sample at least that of another order of summation.
+            tolerance: admitted relative error; on a sample at least that of another order of summation, against
+                unrounded inputs more by their rounding.
 
         Raises:
             ResultError: for an output that has not the reference's shapes.
@@ -71,11 +84,21 @@ class ScoreTruth:
         got = [t if self.sample is None else _columns(self.cell, t, self.sample) for t in self._shaped(output)]
         if self.sample is not None:
             tolerance = max(tolerance, _SAMPLE_ROUNDING)
+        tolerance += self.rounding
         errors = [_errors(self.cell, g, w) for g, w in zip(got, self.want, strict=True)]
         worst = Errors(max(e.max_abs for e in errors), max(e.mean_abs for e in errors), max(e.max_rel for e in errors))
         if worst.max_rel <= tolerance:
             return Verdict(worst, None)
         return Verdict(worst, self._diagnosis(got, worst, tolerance))
+
+    def agreement(self, output: object) -> dict[str, float]:
+        """Rankings where all scores are known, gradients of a whole step; nothing of a sample or of a step's pieces."""
+        got = [t.to(w.device) for t, w in zip(results(output), self.want, strict=True)]
+        if self.cell.op == "training_step" and len(got) == _STEP_RESULTS:
+            return agreement.gradients(got[1:], self.want[1:])
+        if self.cell.op == "forward" and self.sample is None and got[0].dim() == 2:
+            return agreement.rankings(got[0], self.want[0])
+        return {}
 
     def _shaped(self, output: object) -> list[torch.Tensor]:
         got = results(output)
@@ -144,6 +167,10 @@ class SearchTruth:
         if chosen.max_rel > tolerance:
             return Verdict(claimed, f"better documents were missed: {_told(chosen, tolerance)}")
         return Verdict(claimed, None)
+
+    def agreement(self, output: object) -> dict[str, float]:
+        """Nothing: `judge` already says whether the best documents were found."""
+        return {}
 
     def _shaped(self, output: object) -> tuple[torch.Tensor, torch.Tensor]:
         parts = list(output) if isinstance(output, (tuple, list)) else []

@@ -1,0 +1,80 @@
+"""Hardware counters of one call: Nsight Compute around a process of its own that makes nothing but this call.
+
+Room: `run`. May import: declare, record, measure, backends. `python -m maxsim_bench.run.counters CELL BACKEND` is that
+process: CELL is the cell as JSON.
+"""
+
+from __future__ import annotations
+
+import csv
+import shutil
+import subprocess
+import sys
+
+from maxsim_bench.declare.cell import Cell
+
+METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
+_TIMEOUT_S = 120.0
+_WARMUP_CALLS = 3  # compilation, and a peer's tuning, happen before the counters run
+
+
+def dram_bytes(cell: Cell, backend: str, device: str) -> tuple[float, float] | str:
+    """(bytes read from, bytes written to) device memory by one call with cold caches, or why they are not known.
+
+    Caches are emptied before every kernel of the call, so what one kernel leaves for the next in L2 is counted again:
+    60 MB at most on an H200. Clocks are left alone.
+    """
+    if device != "cuda":
+        return "a processor has no such counters"
+    ncu = shutil.which("ncu")
+    if ncu is None:
+        return "ncu is not on the path"
+    command = [
+        ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
+        "--profile-from-start", "off", "--metrics", ",".join(METRICS),
+        sys.executable, "-m", "maxsim_bench.run.counters", cell.model_dump_json(), backend,
+    ]  # fmt: skip
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return f"ncu took more than {_TIMEOUT_S:.0f} s"
+    found = parse(done.stdout)
+    if found is None:
+        lines = (done.stdout + done.stderr).strip().splitlines()
+        return f"ncu counted nothing: {lines[-1] if lines else 'no output'}"[:300]
+    return found
+
+
+def parse(text: str) -> tuple[float, float] | None:
+    """Sums over the kernels in ncu's raw page as CSV in base units; None if it lists no kernel."""
+    lines = text.splitlines()
+    start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if start is None:
+        return None
+    kernels = [row for row in csv.DictReader(lines[start:]) if (row["ID"] or "").isdigit()]  # the first row holds units
+    if not kernels:
+        return None
+    read, written = (sum(float(row[name].replace(",", "")) for row in kernels) for name in METRICS)
+    return read, written
+
+
+def main() -> None:
+    """Make the call that is counted."""
+    import torch
+
+    from maxsim_bench.backends.registry import get
+    from maxsim_bench.run.cell_inputs import draw_inputs
+
+    cell = Cell.model_validate_json(sys.argv[1])
+    call = get(sys.argv[2]).prepare(cell, draw_inputs(cell, "cuda", 0))
+    for _ in range(_WARMUP_CALLS):
+        call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.start()
+    call()
+    torch.cuda.synchronize()
+    torch.cuda.profiler.stop()
+
+
+if __name__ == "__main__":
+    main()
