@@ -22,25 +22,31 @@ def variant_of(cell: Cell, name: str, default: str) -> str:
     return pairs.get(name, default)
 
 
-def loss_of(cell: Cell, scores: torch.Tensor) -> torch.Tensor:
-    """The scalar that is differentiated, fp32.
+def loss_of(cell: Cell) -> Callable[[torch.Tensor], torch.Tensor]:
+    """From scores to the scalar that is differentiated, fp32.
 
     "cross_entropy" (default): query n's document is number n of the batch ("all"), or the first of its candidates; for
     "pairs", where nothing competes, minus the mean. "sum": all scores added, what the paper's tab:train differentiates.
+    The labels are made on the first call and kept: in a training loop they come with the batch.
     """
     import torch
 
     name = variant_of(cell, "loss", "cross_entropy")
     if name not in LOSSES:
         raise ValueError(f"variant loss={name}: not one of {', '.join(LOSSES)}")
-    scores = scores.float()
     if name == "sum":
-        return scores.sum()
+        return lambda scores: scores.float().sum()
     if cell.pairing == "pairs":
-        return -scores.mean()
-    rows = torch.arange(scores.shape[0], device=scores.device)
-    target = rows % scores.shape[1] if cell.pairing in (None, "all") else torch.zeros_like(rows)
-    return torch.nn.functional.cross_entropy(scores, target)
+        return lambda scores: -scores.float().mean()
+    kept: list[torch.Tensor] = []
+
+    def cross_entropy(scores: torch.Tensor) -> torch.Tensor:
+        if not kept:
+            rows = torch.arange(scores.shape[0], device=scores.device)
+            kept.append(rows % scores.shape[1] if cell.pairing in (None, "all") else torch.zeros_like(rows))
+        return torch.nn.functional.cross_entropy(scores.float(), kept[0])
+
+    return cross_entropy
 
 
 def refusal(cell: Cell) -> str | None:
@@ -66,9 +72,10 @@ def step(
     import torch
 
     Q, D = Q.detach().requires_grad_(), D.detach().requires_grad_()
+    loss_from = loss_of(cell)
 
     def run() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        loss = loss_of(cell, score(Q, D))
+        loss = loss_from(score(Q, D))
         dQ, dD = torch.autograd.grad(loss, (Q, D))
         return loss.detach(), dQ, dD
 

@@ -106,7 +106,7 @@ class TrainStage:
             return forward
         scores, winner = forward()
         leaf = scores.requires_grad_()
-        g = as_grid(torch.autograd.grad(loss_of(cell, leaf), leaf)[0], geo)
+        g = as_grid(torch.autograd.grad(loss_of(cell)(leaf), leaf)[0], geo)
         winner = as_grid(winner, geo)
         if stage == "csr_build":
             return lambda: csr.build(d, winner, geo).begin.view(torch.float32)  # bits: a cast would be timed as well

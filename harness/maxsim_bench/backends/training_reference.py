@@ -37,7 +37,7 @@ def reference_step(cell: Cell, inputs: Inputs) -> Callable[[], object]:
         if stage == "csr_build":
             return _offsets(winner, geo).view(torch.float32)
         leaf = scores.requires_grad_()
-        loss = loss_of(cell, leaf)
+        loss = loss_of(cell)(leaf)
         g = as_grid(torch.autograd.grad(loss, leaf)[0], geo)
         dq, dd = gradients(q, d, winner, g, geo, query=stage != "dd", document=stage != "dq")
         if stage == "step":

@@ -80,9 +80,9 @@ def test_the_offsets_of_the_reference_count_the_entries_before_each_row():
 
 def test_losses_are_cross_entropy_over_the_batch_the_first_candidate_or_a_sum_and_others_are_refused():
     scores = torch.randn(4, 4)
-    assert loss_of(cell(), scores) == torch.nn.functional.cross_entropy(scores, torch.arange(4))
+    assert loss_of(cell())(scores) == torch.nn.functional.cross_entropy(scores, torch.arange(4))
     first = torch.nn.functional.cross_entropy(scores, torch.zeros(4, dtype=torch.long))
-    assert loss_of(cell(pairing="candidates"), scores) == first
-    assert loss_of(cell(variant="loss=sum"), scores) == scores.sum()
+    assert loss_of(cell(pairing="candidates"))(scores) == first
+    assert loss_of(cell(variant="loss=sum"))(scores) == scores.sum()
     with pytest.raises(ValueError, match="loss=hinge: not one of cross_entropy, sum"):
-        loss_of(cell(variant="loss=hinge"), scores)
+        loss_of(cell(variant="loss=hinge"))
