@@ -36,7 +36,7 @@ class PyLateFormula:
             return "scores every query with every padded document"
         if cell.layout == "masked" and axis_of(cell, VARIANT + "reference") != "unrounded":
             return (
-                "takes a padded similarity for 0, which wins where all real ones are negative; precision_bf16 has none"
+                "takes a padded similarity for 0, which wins where all real ones are negative"
             )
         return None
 
