@@ -119,6 +119,11 @@ class Ring:
         self.full = full
         self.empty = empty
 
+    @gluon.jit
+    def similarities(self, t, zero, it, loads, W: gl.constexpr):
+        """How `_consume` multiplies: a ring of another kind brings its own."""
+        return _similarities(t, self, zero, it, loads, W)
+
 
 @aggregate
 class Work:
@@ -357,7 +362,10 @@ def _similarities(t, ring, zero, it, loads, W: gl.constexpr):
 @gluon.jit
 def _consume(t, w, ring, W: gl.constexpr):
     """Consumer warpgroup W: rows W * BM .. of every query group of this program against its documents."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout(version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, t.BN, 16])
+    depth: gl.constexpr = 256 // ring.q_tiles.dtype.primitive_bitwidth  # columns of one matrix instruction
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, t.BN, depth]
+    )
     row: gl.constexpr = gl.SliceLayout(1, layout)
     # What is left of the accumulator when each thread has reduced its columns: a row, and the lane's place among four.
     quads: gl.constexpr = gl.DistributedLinearLayout(
@@ -365,6 +373,7 @@ def _consume(t, w, ring, W: gl.constexpr):
         warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[t.BM, 4],
     )  # fmt: skip
     RUN: gl.constexpr = t.SUM if t.SUM > UNIT else UNIT
+    WHOLE: gl.constexpr = t.SUM > UNIT and t.SUM <= t.BM  # a sum of several units that this consumer has all of
     zero = gl.zeros([t.BM, t.BN], gl.float32, layout)
     column = gl.arange(0, t.BN, layout=gl.SliceLayout(0, layout))[None, :] + gl.zeros([t.BM, t.BN], gl.int32, layout)
     r = gl.arange(0, t.BM, layout=row)
@@ -391,9 +400,9 @@ def _consume(t, w, ring, W: gl.constexpr):
             q_len = w.q_max
         valid = (n < w.Nq) & (token < q_len)
         # the place of a sum, reduced as the maxima are, so that it lies where they come to lie; -1 for no query
-        place = gl.where(n < w.Nq, n * (w.parts * UNIT // RUN) + (unit % w.parts) * UNIT // RUN, -1)
+        place = gl.where(n < w.Nq, n * ((w.parts * UNIT + RUN - 1) // RUN) + (unit % w.parts) * UNIT // RUN, -1)
         place = gl.max(gl.reshape(place, [t.BM // t.G, t.G]), axis=1)
-        if t.SUM > UNIT:
+        if WHOLE:
             place = gl.max(gl.reshape(place, [t.BM // t.SUM, t.SUM // UNIT]), axis=1)
         out_at = w.out_ptr + place.to(gl.int64) * w.K
         doc = lo
@@ -405,7 +414,7 @@ def _consume(t, w, ring, W: gl.constexpr):
         m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
         mi = gl.full([t.BM, 4], 0, gl.int32, quads)
         while doc < hi:
-            s, it = _similarities(t, ring, zero, it, loads, W)
+            s, it = ring.similarities(t, zero, it, loads, W)
             # -- reduce: the document that the tile begins in, then those that begin inside the tile
             c1 = end - tile
             if c1 >= t.BN:
@@ -465,6 +474,28 @@ def _load_query(t, w, ring, bar, group, at, column, KT: gl.constexpr):
 
 
 @gluon.jit
+def _next_tile(t, w, tile, doc, hi, first, start, end):
+    """The walk of `_consume` over the tile that begins at row `tile` inside document `doc`, rows start .. end - 1.
+
+    Returns: rows of the tile that hold wanted tokens, where the next tile begins, and the document that it begins in.
+    """
+    wanted = gl.minimum(end - tile, t.BN)
+    following = tile + t.BN
+    ended = end <= following
+    while ended:
+        doc += 1
+        ended = False
+        if doc < hi:
+            start, end = _span(t, w, doc, first)
+            if (start >= tile) & (start < tile + t.BN):
+                wanted = gl.maximum(wanted, gl.minimum(end - tile, t.BN))
+                ended = end <= tile + t.BN
+            else:
+                following = start
+    return wanted, following, doc, start, end
+
+
+@gluon.jit
 def _load(t, w, ring):
     """The loader warp: query groups and document tiles of this program, in the order in which consumers want them."""
     KT: gl.constexpr = t.KC * t.KS
@@ -492,20 +523,7 @@ def _load(t, w, ring):
             start, end = _span(t, w, lo, first)
         tile = start
         while doc < hi:
-            # -- how far the tile is wanted, and where the next one begins: the walk of `_consume`
-            wanted = gl.minimum(end - tile, t.BN)
-            following = tile + t.BN
-            ended = end <= following
-            while ended:
-                doc += 1
-                ended = False
-                if doc < hi:
-                    start, end = _span(t, w, doc, first)
-                    if (start >= tile) & (start < tile + t.BN):
-                        wanted = gl.maximum(wanted, gl.minimum(end - tile, t.BN))
-                        ended = end <= tile + t.BN
-                    else:
-                        following = start
+            wanted, following, doc, start, end = _next_tile(t, w, tile, doc, hi, first, start, end)
             # -- copy
             for kc in range(t.KC):
                 stage = it % t.ST
