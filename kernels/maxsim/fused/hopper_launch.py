@@ -161,9 +161,10 @@ class DirectLaunch:
 
     def __call__(self, grid: tuple[int, int], stream: int, maps: list[TensorMap], rest: list[int]) -> None:
         """Launch; `rest` are the addresses and integers after the tensor maps. Triton's two scratch pointers are 0."""
-        extents = [value for one in maps for value in one.extent]
+        values = [value for one in maps for value in one.extent]
+        values += rest
         with self.lock:  # the buffer is shared by threads; the driver copies it during the call
-            self.pack(self.buffer, 0, *extents, *rest, 0, 0)
+            self.pack(self.buffer, 0, *values, 0, 0)
             for place, one in zip(self.maps, maps, strict=True):
                 self.arguments[place] = one.address
             code = self.launch(
@@ -209,9 +210,10 @@ class Kernel:
         integers: tuple[int, ...],
     ) -> None:
         """Compile and launch by triton, and prepare the direct launch of the calls that follow."""
-        from maxsim.fused import hopper_kernels
+        from maxsim.fused import hopper_kernels, hopper_tf32_kernels
 
-        function = getattr(hopper_kernels, self.name)
+        module = hopper_kernels if hasattr(hopper_kernels, self.name) else hopper_tf32_kernels
+        function = getattr(module, self.name)
         tensors = [pointers[0] if x is None else x for x in pointers]
         compiled = function[grid](
             *(box.descriptor() for box in boxes), *tensors, *integers, *self.constants[:-1],

@@ -36,7 +36,8 @@ class HopperPlan(LaunchPlan):
         ST: stages of the ring.
         QST: query groups held in shared memory at a time; 0 where they do not fit and travel with the document tiles.
         G: rows given to a query that is shorter than 64 tokens, else 64.
-        SUM: rows whose maxima the kernel adds up; a longer query has several such sums, added by a second kernel.
+        SUM: rows whose maxima the kernel adds up; a longer query has several such sums, added by a second kernel. Two
+            consumers of fewer rows than that add theirs to one number in memory.
         shared: every query meets every document.
         parts: units of 64 rows of one query.
         groups, blocks: query groups and document blocks (per query where not `shared`); a chunk is one of each.
@@ -68,7 +69,12 @@ class HopperPlan(LaunchPlan):
     @property
     def sums(self) -> int:
         """Partial sums of a query: 1 where the kernel writes scores itself."""
-        return max(1, self.parts * UNIT // max(self.SUM, UNIT))
+        return -(-self.parts * UNIT // max(self.SUM, UNIT))
+
+    @property
+    def added(self) -> bool:
+        """Whether two units of rows add to one number in memory, which must then be zero before."""
+        return self.SUM > self.BM
 
     def __str__(self) -> str:
         held = f"{self.QST} query group(s) held" if self.QST else "queries streamed"
@@ -144,7 +150,7 @@ class _Tile:
     @property
     def sums(self) -> int:
         """Partial sums of a query."""
-        return max(1, self.parts * UNIT // max(self.SUM, UNIT))
+        return -(-self.parts * UNIT // max(self.SUM, UNIT))
 
 
 def _columns(d: int) -> tuple[int, int]:
@@ -174,12 +180,12 @@ def _tile(NC: int, BM: int, Nq: int, K: int, Lq: int, d: int, shared: bool) -> _
         groups = -(-units // per_group)
         if per_group > 1 and units <= per_group // 2:
             return None
-    SUM = 128 if BM == 128 and G == UNIT and parts % 2 == 0 else G
+    wide = BK * copies > CORE_COLUMNS  # only consumers of 64 rows: two of them make one sum, whichever comes first
+    SUM = 128 if G == UNIT and (parts > 1 if wide else BM == 128 and parts % 2 == 0) else G
     KS = max(k for k in (1, 2, 3, 4) if copies % k == 0 and k * BK * TILE * 2 <= 32 * 1024)
     tile = _Tile(NC, BM, BK, KS, copies // KS, G, SUM, shared, parts, groups)
     allowed = max(-(-Lq // 128) * Nq * K * 4, SMALL_SUMS_BYTES)
-    wide = BM == UNIT and BK * copies > CORE_COLUMNS  # no other tile is left
-    return tile if tile.sums == 1 or tile.sums * Nq * K * 4 <= allowed or wide else None
+    return tile if tile.sums == 1 or tile.sums * Nq * K * 4 <= allowed else None
 
 
 def _ring(tile: _Tile, many: bool, per_processor: int) -> tuple[int, int, int, int] | None:

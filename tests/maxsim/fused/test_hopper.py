@@ -45,7 +45,7 @@ def test_a_cpu_is_refused_by_name():
 @pytest.mark.parametrize(
     ("x", "reason"),
     [
-        (batch(2, 4, 128, dtype=torch.float32), "dtype torch.float32"),
+        (batch(2, 4, 128, dtype=torch.float64), "dtype torch.float64"),
         (batch(2, 4, 100), "d = 100 is not a multiple of 8"),
         (batch(2, 0, 128), "no tokens"),
         (batch(0, 4, 128), "no tokens"),
@@ -82,6 +82,19 @@ def test_partial_sums_of_a_long_query_are_added_by_a_second_launch(launches):
     assert second["part_ptr"] is first["out_ptr"]
     assert second["out_ptr"] is scores
     assert first["out_ptr"].numel() == second["sums"] * scores.numel()
+
+
+def test_numbers_that_two_units_add_to_are_zero_before(launches):
+    """A query of 65 to 128 tokens above d = 512 has two units of rows and no second launch."""
+    out = torch.full((2, 7), torch.nan)
+    hopper.forward(batch(2, 100, 1024), batch(7, 20, 1024), out=out)
+    scores = hopper.forward(batch(2, 100, 1024), batch(7, 20, 1024))
+    assert [x["kernel"] for x in launches] == ["maxsim_forward"] * 2
+    assert (out == 0).all()
+    assert (scores == 0).all()
+    hopper.forward(batch(1, 300, 1024), batch(7, 20, 1024))
+    assert (launches[2]["out_ptr"] == 0).all()
+    assert launches[2]["out_ptr"].shape == (1, 3, 7)
 
 
 def test_the_argmax_is_narrow_where_every_row_fits(launches):

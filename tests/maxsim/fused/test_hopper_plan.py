@@ -60,16 +60,23 @@ def test_queries_of_candidates_share_no_group():
 def test_partial_sums_take_at_most_their_share_of_memory():
     for shape, plan in plans():
         scores = shape["Nq"] * shape["K"] * 4
-        slices = -(-shape["Lq"] // (128 if shape["d"] <= CORE_COLUMNS else 64))  # a wide tile has 64 rows
-        slices += not shape["shared"]  # candidates fill up their last query group
-        allowed = max(slices * scores, SMALL_SUMS_BYTES)
+        allowed = max(-(-shape["Lq"] // 128) * scores, SMALL_SUMS_BYTES)
         assert plan.sums == 1 or plan.sums * scores <= allowed, shape
 
 
 def test_a_sum_of_128_rows_never_spans_two_queries():
     for shape, plan in plans():
-        assert plan.SUM <= plan.BM, shape
-        assert plan.SUM <= UNIT or plan.parts % 2 == 0, shape
+        assert plan.SUM <= UNIT or plan.parts % 2 == 0 or plan.added, shape
+
+
+def test_at_most_two_units_add_to_one_number_in_memory_so_that_their_order_cannot_matter():
+    wide = 0
+    for shape, plan in plans():
+        assert plan.SUM <= 2 * plan.BM, shape
+        assert plan.added == (shape["d"] > CORE_COLUMNS and shape["Lq"] > UNIT), shape
+        assert not plan.added or plan.sums == -(-plan.parts // 2), shape
+        wide += plan.added
+    assert wide
 
 
 def test_blocks_are_never_empty_and_programs_never_idle():

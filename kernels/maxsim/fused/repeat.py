@@ -1,0 +1,128 @@
+"""Scoring what looks like an earlier call: no decision and no check is made twice, only addresses are new.
+
+Room: `fused`. May import: `maxsim.tokens`, the Hopper modules.
+
+A launch of the Hopper kernel depends on shapes, strides, dtype, device and alignment of its operands, on nothing they
+hold. All of that is the key of a table; behind it lie the compiled kernel, the grid and the integers of the launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from maxsim.fused import hopper
+from maxsim.fused.hopper_launch import Boxes, DirectLaunch, tensor_map
+from maxsim.fused.hopper_plan import HopperPlan
+from maxsim.fused.launch import LaunchPlan
+from maxsim.tokens import Pairing, TokenBatch
+
+_MOST = 1024  # layouts remembered; packed batches of ever new sizes must not grow the table without bound
+
+_SEEN: dict[tuple[Any, ...], _Repeat] = {}
+
+
+def scores(Q: object, D: object, pairing: str, precision: str, path: str | None) -> Tensor | None:
+    """Scores as `fused.forward`, [Nq, B] | [Nq] | [Nq, K], where the like was scored before; else None.
+
+    Args:
+        Q, D: token batches, or dense tensors [Lq, d] | [Nq, Lq, d] and [Ld, d] | [B, Ld, d] without padding. Nothing
+            is differentiated.
+    """
+    found = _SEEN.get((layout(Q), layout(D), pairing, precision, path))
+    return None if found is None else found(Q, D)
+
+
+def remember(
+    Q: object,
+    D: object,
+    q: TokenBatch,
+    d: TokenBatch,
+    pairing: Pairing,
+    precision: str,
+    path: str | None,
+    plan: LaunchPlan,
+) -> None:
+    """Make `scores` answer for operands laid out like Q and D, which were just scored as `q` and `d` by `plan`.
+
+    Only where that is the plan of the Hopper kernel, and the rows scored are the memory of Q and D.
+    """
+    if not isinstance(plan, HopperPlan) or not _in_place(Q, q) or not _in_place(D, d):
+        return
+    prepared = hopper.prepare(q, d, pairing, plan)
+    kernels = [one.direct for one in (prepared.score, prepared.add)[: min(plan.sums, 2)] if one.direct is not None]
+    if len(kernels) < min(plan.sums, 2):
+        return  # no call of this process has compiled them
+    if len(_SEEN) >= _MOST:
+        _SEEN.clear()
+    _SEEN[layout(Q), layout(D), pairing, precision, path] = _Repeat(q, d, prepared, kernels)
+
+
+def layout(x: object) -> tuple[Any, ...] | None:
+    """Everything about an operand that a launch depends on but its address; None for what is never remembered."""
+    if type(x) is TokenBatch:
+        rows = x.values
+        carried = (x.count, x.pitch, x.max_length, x.starts is None, x.lengths is None, x.total_rows)
+        return (*carried, rows.shape, rows.stride(), rows.dtype, rows.get_device(), rows.data_ptr() % 16)
+    if type(x) is Tensor:  # not a subclass, which may be no memory at all
+        return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
+    return None
+
+
+def _in_place(x: object, batch: TokenBatch) -> bool:
+    """Whether the rows of `batch` are the memory of `x`, and not a copy of it."""
+    return x is batch or (isinstance(x, Tensor) and x.data_ptr() == batch.values.data_ptr())
+
+
+class _Repeat:
+    """The launches that score one layout, as plain values."""
+
+    def __init__(
+        self, q: TokenBatch, d: TokenBatch, prepared: hopper.Prepared, kernels: Sequence[DirectLaunch]
+    ) -> None:
+        plan = prepared.plan
+        self.device, self.index = q.device, q.values.get_device()
+        self.shape, self.sums = prepared.shape, prepared.sums
+        self.add_integers = (q.count, prepared.sums[2], plan.sums)
+        self.grid, self.integers, self.add_grid = prepared.grid, prepared.integers, prepared.add_grid
+        self.q_box = _described(Boxes(q.values, plan.G, plan.BK))
+        self.d_box = _described(Boxes(d.values, plan.BR, plan.BK))
+        self.make = torch.zeros if plan.added else torch.empty
+        self.score, self.add = kernels[0], kernels[-1]
+
+    def __call__(self, Q: Any, D: Any) -> Tensor | None:
+        """Scores of operands of this layout; None where their device is not the current one."""
+        if torch._C._cuda_getDevice() != self.index:
+            return None
+        q, q_starts, q_lengths = _addresses(Q)
+        d, d_starts, d_lengths = _addresses(D)
+        several = self.sums[1] > 1
+        scores = (torch.empty if several else self.make)(self.shape, dtype=torch.float32, device=self.device)
+        part = self.make(self.sums, dtype=torch.float32, device=self.device) if several else scores
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        at = part.data_ptr()
+        maps = [tensor_map(q, *self.q_box), tensor_map(d, *self.d_box)]
+        self.score(self.grid, stream, maps, [at, 0, q_starts, q_lengths, d_starts, d_lengths, *self.integers])
+        if several:
+            self.add(self.add_grid, stream, [], [at, scores.data_ptr(), *self.add_integers])
+        return scores
+
+
+def _described(boxes: Boxes) -> tuple[Any, ...]:
+    """Arguments of `tensor_map` after the address."""
+    return (boxes.values.dtype, *boxes.values.shape, boxes.stride, boxes.rows, boxes.columns)
+
+
+def _addresses(x: Any) -> tuple[int, int, int]:
+    """Addresses of the rows, of the starts and of the lengths; 0 for what there is not."""
+    if type(x) is Tensor:
+        return x.data_ptr(), 0, 0
+    starts, lengths = x.starts, x.lengths
+    return (
+        x.values.data_ptr(),
+        0 if starts is None else starts.data_ptr(),
+        0 if lengths is None else lengths.data_ptr(),
+    )

@@ -1,0 +1,132 @@
+"""A layout that was scored before is scored again without deciding anything: only addresses change. No GPU."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from maxsim import tokens
+from maxsim.fused import hopper, repeat
+from maxsim.fused.launch import LaunchPlan
+
+
+@pytest.fixture
+def fired(monkeypatch):
+    """Launches that reach the driver, as (kernel, grid, tensor maps, values); the processor stands in for a GPU."""
+    seen = []
+
+    def direct(name):
+        return lambda grid, stream, maps, values: seen.append((name, grid, maps, values))
+
+    kernels = SimpleNamespace(direct=direct("score")), SimpleNamespace(direct=direct("add"))
+    monkeypatch.setattr(hopper, "_kernels", lambda plan, q, d, winners: kernels)
+    monkeypatch.setattr(repeat, "tensor_map", lambda *described: described)
+    monkeypatch.setattr(repeat, "_SEEN", {})
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
+    return seen
+
+
+def remembered(Q, D, q, d, pairing="all", plan=None):
+    repeat.remember(Q, D, q, d, pairing, "ieee", None, plan or hopper.plan(q, d, pairing=pairing))
+
+
+def again(Q, D, pairing="all"):
+    return repeat.scores(Q, D, pairing, "ieee", None)
+
+
+def half(*shape):
+    return torch.zeros(shape, dtype=torch.float16)
+
+
+def test_what_was_never_scored_is_unknown(fired):
+    assert again(half(32, 128), half(5, 40, 128)) is None
+
+
+def test_other_memory_of_the_same_layout_is_scored_at_its_own_address(fired):
+    Q, D = half(32, 128), half(5, 40, 128)
+    remembered(Q, D, tokens(Q, role="Q"), tokens(D))
+    Q2, D2 = half(32, 128), half(5, 40, 128)
+    assert again(Q2, D2).shape == (1, 5)
+    [(name, _, maps, values)] = fired
+    assert name == "score"
+    assert [one[0] for one in maps] == [Q2.data_ptr(), D2.data_ptr()]
+    assert values[1:6] == [0, 0, 0, 0, 0], "neither an argmax nor starts nor lengths"
+
+
+def test_batches_bring_their_starts_and_lengths(fired):
+    offsets = torch.tensor([0, 3, 10])
+    q = tokens(half(2, 8, 64), lengths=torch.tensor([8, 1]), role="Q")
+    d = tokens(half(10, 64), cu_seqlens=offsets)
+    remembered(q, d, q, d)
+    assert again(q, d).shape == (2, 2)
+    values = fired[0][3]
+    assert values[2:6] == [0, q.lengths.data_ptr(), d.starts.data_ptr(), d.lengths.data_ptr()]
+
+
+def test_partial_sums_of_a_long_query_are_added(fired):
+    q, d = tokens(half(1, 1024, 128), role="Q"), tokens(half(300, 20, 128))
+    plan = hopper.plan(q, d)
+    assert plan.sums > 1
+    remembered(q, d, q, d)
+    scores = again(q, d)
+    (_, _, _, first), (name, _, maps, second) = fired
+    assert (name, maps) == ("add", [])
+    assert second == [first[0], scores.data_ptr(), 1, 300, plan.sums]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        half(6, 40, 128),
+        half(5, 41, 128),
+        half(5, 40, 256)[:, :, :128],
+        half(5, 40, 128).bfloat16(),
+        half(5 * 40 * 128 + 1)[1:].view(5, 40, 128),
+    ],
+    ids=["count", "length", "stride", "dtype", "alignment"],
+)
+def test_another_layout_is_another_launch(fired, other):
+    Q, D = half(32, 128), half(5, 40, 128)
+    remembered(Q, D, tokens(Q, role="Q"), tokens(D))
+    assert again(Q, other) is None
+    assert again(Q, D, pairing="pairs") is None
+    assert again(Q, D) is not None
+
+
+def test_a_copy_and_another_kernel_are_not_remembered(fired):
+    Q, D = half(32, 128), half(5, 128, 40).transpose(1, 2)
+    remembered(Q, D, tokens(Q, role="Q"), tokens(D))
+    assert again(Q, D) is None
+    D = half(5, 40, 128)
+    remembered(Q, D, tokens(Q, role="Q"), tokens(D), plan=LaunchPlan("portable"))
+    assert again(Q, D) is None
+
+
+def test_a_kernel_that_was_not_compiled_yet_is_not_remembered(fired, monkeypatch):
+    monkeypatch.setattr(hopper, "_kernels", lambda *of: (SimpleNamespace(direct=None), SimpleNamespace(direct=None)))
+    Q, D = half(32, 128), half(5, 40, 128)
+    remembered(Q, D, tokens(Q, role="Q"), tokens(D))
+    assert again(Q, D) is None
+
+
+def test_tensors_of_another_device_take_the_long_way(fired, monkeypatch):
+    Q, D = half(32, 128), half(5, 40, 128)
+    remembered(Q, D, tokens(Q, role="Q"), tokens(D))
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 3, raising=False)
+    assert again(Q, D) is None
+
+
+def test_a_subclass_of_tensor_is_never_remembered():
+    assert repeat.layout(torch.nn.Parameter(torch.zeros(2, 3))) is None
+
+
+def test_the_table_does_not_grow_without_bound(fired, monkeypatch):
+    monkeypatch.setattr(repeat, "_MOST", 3)
+    Q = half(32, 128)
+    for B in range(1, 9):
+        D = half(B, 40, 128)
+        remembered(Q, D, tokens(Q, role="Q"), tokens(D))
+    assert len(repeat._SEEN) <= 3
