@@ -137,7 +137,8 @@ def explain(
 
 def _differentiable(Q: Tokens, D: Tokens) -> bool:
     """Whether either operand requires a gradient."""
-    return any((x.values if isinstance(x, TokenBatch) else x).requires_grad for x in (Q, D))
+    values = [x.values if isinstance(x, TokenBatch) else x for x in (Q, D)]
+    return any(isinstance(x, Tensor) and x.requires_grad for x in values)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,8 @@ def remember(
 
     Only where that is the plan of the Hopper kernel, and the rows scored are the memory of Q and D.
     """
-    if not isinstance(plan, HopperPlan) or not _in_place(Q, q) or not _in_place(D, d):
+    layouts = layout(Q), layout(D)
+    if not isinstance(plan, HopperPlan) or None in layouts or not _in_place(Q, q) or not _in_place(D, d):
         return
     prepared = hopper.prepare(q, d, pairing, plan)
     kernels = [one.direct for one in (prepared.score, prepared.add)[: min(plan.sums, 2)] if one.direct is not None]
@@ -58,7 +59,7 @@ def remember(
         return  # no call of this process has compiled them
     if len(_SEEN) >= _MOST:
         _SEEN.clear()
-    _SEEN[layout(Q), layout(D), pairing, precision, path] = _Repeat(q, d, prepared, kernels)
+    _SEEN[layouts[0], layouts[1], pairing, precision, path] = _Repeat(q, d, prepared, kernels)
 
 
 def layout(x: object) -> tuple[Any, ...] | None:

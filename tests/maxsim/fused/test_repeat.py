@@ -119,8 +119,14 @@ def test_tensors_of_another_device_take_the_long_way(fired, monkeypatch):
     assert again(Q, D) is None
 
 
-def test_a_subclass_of_tensor_is_never_remembered():
-    assert repeat.layout(torch.nn.Parameter(torch.zeros(2, 3))) is None
+def test_a_subclass_of_tensor_is_never_remembered(fired):
+    """Two parameters must not share an entry, whatever their shapes; a subclass may be no memory at all."""
+    D = half(5, 40, 128)
+    for Lq in (32, 64):
+        Q = torch.nn.Parameter(half(Lq, 128))
+        assert again(Q, D) is None
+        remembered(Q, D, tokens(Q.data, role="Q"), tokens(D))
+    assert not repeat._SEEN
 
 
 def test_the_table_does_not_grow_without_bound(fired, monkeypatch):
