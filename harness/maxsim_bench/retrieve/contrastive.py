@@ -7,10 +7,8 @@ so their curves may only part by rounding; the spread between seeds is the yards
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
 Scorer = Literal["fused", "eager"]
+ENCODER = "minilm"
 _BLOCK_DOCUMENTS = 256
 
 
@@ -210,49 +209,15 @@ def ndcg_at_10(
     return evaluate(run, dataset.qrels, drop_own_id=dataset.drop_own_id).means["ndcg_at_10"]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """`python -m maxsim_bench.retrieve.contrastive --data-dir DIR --out FOLDER`: the parity runs of SciFact.
-
-    Writes `training_parity.json` (settings, losses and nDCG@10 of each run) and the projection with the lowest held-out
-    loss as `projection.safetensors` (fp16).
-    """
-    from safetensors.torch import save_file
-
-    parser = argparse.ArgumentParser(description=main.__doc__)
-    parser.add_argument("--data-dir", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--batch", type=int, nargs="+", default=[32])
-    parser.add_argument("--scorers", nargs="+", default=["fused", "eager"])
-    parser.add_argument("--epochs", type=int, default=Settings.epochs)
-    parser.add_argument("--dtype", choices=("fp16", "bf16", "fp32"), default=Settings.dtype)
-    told = parser.parse_args(arguments)
-    results, best = [], None
-    data = _scifact(told.data_dir)
-    for batch in told.batch:
-        for seed in told.seeds:
-            for scorer in told.scorers:
-                settings = Settings(scorer, seed=seed, batch=batch, epochs=told.epochs, dtype=told.dtype)
-                run = train(data.queries, data.documents, data.pairs, settings, told.device)
-                value = ndcg_at_10(run.weight, data.test, data.test_queries, data.corpus, told.device)
-                found = {"losses": run.losses, "held_out": run.held_out, "ndcg_at_10": value}
-                results.append({**asdict(settings), **found})
-                print(
-                    f"{scorer} seed {seed} batch {batch}: last loss {run.losses[-1]:.4f}, nDCG@10 {value:.4f}",
-                    flush=True,
-                )
-                if best is None or min(run.held_out) < best[0]:
-                    best = (min(run.held_out), run.weight)
-    told.out.mkdir(parents=True, exist_ok=True)
-    (told.out / "training_parity.json").write_text(json.dumps(results, indent=1) + "\n")
-    if best is not None and best[1] is not None:
-        save_file({"weight": best[1].half().contiguous()}, told.out / "projection.safetensors")
-
-
 @dataclass(frozen=True)
-class _SciFact:
-    """SciFact's training queries with their relevant documents, and its test split."""
+class Pool:
+    """What a run trains on and what it is judged by.
+
+    Attributes:
+        queries, documents: embeddings that pairs name by place.
+        pairs: (query, document), one for each relevant judgement.
+        test, test_queries, corpus: the test split, its queries, and all documents that they rank.
+    """
 
     queries: Embeddings
     documents: Embeddings
@@ -262,22 +227,19 @@ class _SciFact:
     corpus: Corpus
 
 
-def _scifact(data_dir: Path) -> _SciFact:
+def scifact(data_dir: Path | None, device: str = "cpu") -> Pool:
+    """Token embeddings of SciFact's training queries, their relevant documents, its test queries and its corpus."""
     from maxsim_bench.retrieve.cache import document_embeddings, query_embeddings
     from maxsim_bench.retrieve.datasets.registry import load_dataset
     from maxsim_bench.retrieve.encoders.registry import load_encoder
 
-    encoder = load_encoder("minilm")
+    encoder = load_encoder(ENCODER, device)
     learn, test = (load_dataset("scifact", split, data_dir=data_dir) for split in ("train", "test"))
     corpus = document_embeddings(test, encoder)
     pairs = relevant_pairs(learn)
     used = sorted({d for _, d in pairs})
     places = {d: i for i, d in enumerate(used)}
-    return _SciFact(
+    return Pool(
         query_embeddings(learn, encoder), corpus.select(used), [(q, places[d]) for q, d in pairs], test,
         query_embeddings(test, encoder), corpus,
     )  # fmt: skip
-
-
-if __name__ == "__main__":
-    main()

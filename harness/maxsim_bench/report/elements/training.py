@@ -1,0 +1,166 @@
+"""Training for real: fused and eager runs side by side, with the spread between seeds as the yardstick, and what fits.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from maxsim_bench.report import names
+from maxsim_bench.report.elements import element
+from maxsim_bench.report.figures import LINE_COLUMNS, Figure, Lines, draw_lines
+from maxsim_bench.report.load import Results
+from maxsim_bench.report.tables import Column, Table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Drawing
+
+ELEMENT = "fig:training_parity"
+BASELINE = "train_eager"
+_GROUP = ["device", "B", "dtype", "memory_cap"]
+_POINTS = 24  # of a curve: each the mean of that part of the steps
+
+
+def _runs(results: Results) -> pd.DataFrame:
+    """Rows of training runs with their `losses` and the last of them."""
+    frame = results.experiment("training_parity").frame.copy()
+    frame["losses"] = [json.loads(x)["losses"] if isinstance(x, str) else [] for x in frame["extra"]]
+    frame["last_loss"] = [x[-1] if x else float("nan") for x in frame["losses"]]
+    return frame
+
+
+@element
+def parity(results: Results) -> Iterator[Table]:
+    """One line a batch size and scorer: nDCG@10 over seeds, and how far each seed is from eager autograd's run."""
+    frame = _runs(results)
+    if frame.empty:
+        return
+    lines = [_line(rows, frame) for _, rows in frame.groupby([*_GROUP, "backend"], dropna=False, sort=True)]
+    columns = [
+        Column("device", "GPU", names.card, right=False),
+        Column("B", "batch", lambda b: str(int(b))),
+        Column("dtype", "dtype", right=False),
+        Column("memory_cap", "cap", lambda c: names.axis_value("memory_cap", c)),
+        Column("backend", "backend", names.backend, right=False),
+        Column("status", "status", right=False),
+        Column("seeds", "seeds", lambda n: str(int(n))),
+        Column("ndcg", "nDCG@10", _four),
+        Column("spread", "SD between seeds", _four),
+        Column("moved", "largest difference from eager", _four),
+        Column("loss", "last loss", _four),
+        Column("loss_moved", "largest difference of a loss", _four),
+    ]
+    yield Table(
+        "training_parity/parity", "Contrastive training on SciFact, fused and eager", columns, pd.DataFrame(lines),
+        tuple(sorted(set(frame["source"]))),
+        "A 384 to 128 token projection over a frozen encoder, in-batch negatives; nDCG@10 on the test queries. "
+        "Differences are between runs of one seed: same start, same batches. Scorers that compute the same thing "
+        "differ by less than seeds do.",
+        ELEMENT,
+    )  # fmt: skip
+
+
+def _line(rows: pd.DataFrame, frame: pd.DataFrame) -> dict[str, Any]:
+    """One backend at one batch size, against eager runs of the same seeds."""
+    first = rows.iloc[0]
+    same = frame[(frame["backend"] == BASELINE) & (frame["status"] == "ok")]
+    for axis in _GROUP:
+        same = same[(same[axis] == first[axis]) | (same[axis].isna() & pd.isna(first[axis]))]
+    both = rows[rows["status"] == "ok"].merge(same, on="seed", suffixes=("", "_eager"))
+    apart = [
+        float(np.abs(np.subtract(a, b)).max())
+        for a, b in zip(both["losses"], both["losses_eager"], strict=True)
+        if len(a) == len(b)
+    ]
+    other = first["backend"] != BASELINE and len(both)
+    return {
+        **{axis: first[axis] for axis in [*_GROUP, "backend"]},
+        "status": ", ".join(sorted(set(rows["status"]))),
+        "seeds": len(rows),
+        "ndcg": rows["ndcg_at_10"].mean(),
+        "spread": rows["ndcg_at_10"].std(),
+        "moved": (both["ndcg_at_10"] - both["ndcg_at_10_eager"]).abs().max() if other else float("nan"),
+        "loss": rows["last_loss"].mean(),
+        "loss_moved": max(apart) if other and apart else float("nan"),
+    }
+
+
+def _four(value: Any) -> str:
+    if pd.isna(value):
+        return ""
+    return f"{value:.4f}" if value == 0 or abs(value) >= 1e-4 else f"{value:.1e}"
+
+
+@element
+def loss_curves(results: Results) -> Iterator[Figure]:
+    """Loss over steps, the mean over seeds with the smallest and largest, a panel for each batch size and dtype."""
+    frame = _runs(results)
+    frame = frame[frame["status"] == "ok"]
+    if frame.empty:
+        return
+    points: list[dict[str, Any]] = []
+    for _, rows in frame.groupby([*_GROUP, "backend"], dropna=False, sort=True):
+        first = rows.iloc[0]
+        curves = np.array([[part.mean() for part in np.array_split(losses, _POINTS)] for losses in rows["losses"]])
+        ends = np.cumsum([len(part) for part in np.array_split(rows["losses"].iloc[0], _POINTS)])
+        for x, values in zip(ends, curves.T, strict=True):
+            points.append(
+                {
+                    "panel": f"batch {int(first['B'])}, {first['dtype']}", "backend": first["backend"],
+                    "device": first["device"], "x": float(x), "y": values.mean(), "low": values.min(),
+                    "high": values.max(), "mark": "",
+                }
+            )  # fmt: skip
+    yield Figure(
+        "training_parity/losses",
+        "Loss of a contrastive run, fused and eager",
+        pd.DataFrame(points, columns=list(LINE_COLUMNS)),
+        draw_losses,
+        tuple(sorted(set(frame["source"]))),
+        "Mean over seeds of the cross-entropy, each point the mean of its share of the steps; bars reach from the "
+        "lowest to the highest seed.",
+        ELEMENT,
+    )
+
+
+def draw_losses(data: pd.DataFrame) -> Drawing:
+    """Lines as everywhere."""
+    return draw_lines(data, Lines("step", "cross-entropy", y_log=False))
+
+
+@element
+def largest_batch(results: Results) -> Iterator[Table]:
+    """The largest contrastive batch (Nq = B) that each backend trains under each memory cap."""
+    frame = results.experiment("training_step").frame
+    frame = frame[frame["memory_cap"].notna()]
+    if frame.empty:
+        return
+    lines = []
+    for (device, cap, Lq, Ld, backend), rows in frame.groupby(["device", "memory_cap", "Lq", "Ld", "backend"]):
+        fits = rows.loc[rows["status"] == "ok", "B"]
+        failed = rows.loc[rows["status"].isin(("oom", "skipped")), "B"]
+        lines.append(
+            {
+                "device": device, "memory_cap": cap, "Lq": Lq, "Ld": Ld, "backend": backend, "largest": fits.max(),
+                "first_oom": failed.min(),
+            }
+        )  # fmt: skip
+    columns = [
+        Column("device", "GPU", names.card, right=False),
+        Column("memory_cap", "cap", lambda c: names.axis_value("memory_cap", c)),
+        Column("Lq", "Lq", lambda v: str(int(v))),
+        Column("Ld", "Ld", lambda v: str(int(v))),
+        Column("backend", "backend", names.backend, right=False),
+        Column("largest", "largest batch that fits", lambda v: "" if pd.isna(v) else names.count(v)),
+        Column("first_oom", "smallest that does not", lambda v: "none tried" if pd.isna(v) else names.count(v)),
+    ]
+    yield Table(
+        "training_step/largest", "Largest contrastive batch that fits", columns, pd.DataFrame(lines),
+        tuple(sorted(set(frame["source"]))), "Nq = B, among the batch sizes of the grid.", "tab:train",
+    )  # fmt: skip
