@@ -27,6 +27,7 @@ def loss_of(cell: Cell) -> Callable[[torch.Tensor], torch.Tensor]:
 
     "cross_entropy" (default): query n's document is number n of the batch ("all"), or the first of its candidates; for
     "pairs", where nothing competes, minus the mean. "sum": all scores added, what the paper's tab:train differentiates.
+    Scores are divided by the variant `tau` before the cross-entropy, where the cell names one.
     The labels are made on the first call and kept: in a training loop they come with the batch.
     """
     import torch
@@ -39,12 +40,14 @@ def loss_of(cell: Cell) -> Callable[[torch.Tensor], torch.Tensor]:
     if cell.pairing == "pairs":
         return lambda scores: -scores.float().mean()
     kept: list[torch.Tensor] = []
+    tau = float(variant_of(cell, "tau", "1"))
 
     def cross_entropy(scores: torch.Tensor) -> torch.Tensor:
         if not kept:
             rows = torch.arange(scores.shape[0], device=scores.device)
             kept.append(rows % scores.shape[1] if cell.pairing in (None, "all") else torch.zeros_like(rows))
-        return torch.nn.functional.cross_entropy(scores.float(), kept[0])
+        logits = scores.float() if tau == 1.0 else scores.float() / tau
+        return torch.nn.functional.cross_entropy(logits, kept[0])
 
     return cross_entropy
 
@@ -55,6 +58,8 @@ def refusal(cell: Cell) -> str | None:
         return "measures training steps only"
     if cell.quantiser is not None:
         return "trains on operands as given"
+    if variant_of(cell, "over", "") == "ranks":
+        return "runs in one process; steps over several ranks are the backends ddp_*"
     return None
 
 
