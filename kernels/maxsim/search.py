@@ -190,6 +190,10 @@ def _gathered(shards: list[TokenBatch], numbers: Tensor, device: torch.device) -
     """Documents `numbers` on `device`; from host memory only their rows travel."""
     if len(shards) == 1 and shards[0].device == device:
         return shards[0].select(numbers)
+    if len(shards) == 1 and device.type == "cuda" and shards[0].values.is_pinned():
+        from maxsim.quantized.gather import gathered
+
+        return gathered(shards[0], numbers)
     home = shards[0].device
     numbers = numbers.to(home)
     bases = torch.tensor([0, *(s.count for s in shards)], device=home).cumsum(0)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from maxsim_bench.backends.base import Backend
+from maxsim_bench.backends.ceilings import probes
 from maxsim_bench.measure import environment, memory
-from maxsim_bench.measure.ceilings import measure_ceilings
+from maxsim_bench.measure.ceilings import Offer, measure_ceilings
 from maxsim_bench.measure.failures import describe, kind_of
 from maxsim_bench.run.measure_cell import CellMeasurement
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
@@ -59,7 +60,9 @@ class CellSession:
 
     def ceilings(self) -> dict[str, Any]:
         """Ceilings of this device, as a record."""
-        found = measure_ceilings(self.device).to_record()
+        loops = probes() if self.device == "cuda" else []
+        offers = [Offer(loop.name, loop.unit, loop.make, loop.operations()) for loop in loops]
+        found = measure_ceilings(self.device, offers=offers).to_record()
         memory.settle(self.device)
         return found
 

@@ -36,6 +36,7 @@ _CAST_ERROR = 2e-2
 
 
 _STEP_RESULTS = 3  # loss, dQ, dD
+_EQUALLY_GOOD = 1e-6  # relative: two orders of summation differ by as much
 _SEARCH_BLOCK_BYTES = 1 << 28  # of a corpus in host memory, scored at a time
 
 
@@ -169,8 +170,11 @@ class SearchTruth:
         return Verdict(claimed, None)
 
     def agreement(self, output: object) -> dict[str, float]:
-        """Nothing: `judge` already says whether the best documents were found."""
-        return {}
+        """`exact_topk`: the share of queries whose documents are the k best, or score like them to within rounding."""
+        _, ids = self._shaped(output)
+        chosen = self.scores.gather(1, ids).sort(dim=1, descending=True).values
+        same = (chosen - self.best).abs() <= _EQUALLY_GOOD * self.best.abs()
+        return {"exact_topk": float((same | (chosen == self.best)).all(dim=1).double().mean())}
 
     def _shaped(self, output: object) -> tuple[torch.Tensor, torch.Tensor]:
         parts = list(output) if isinstance(output, (tuple, list)) else []

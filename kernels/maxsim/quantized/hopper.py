@@ -16,6 +16,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from maxsim.quantized.batch import QuantizedTokens
 from maxsim.quantized.hopper_kernels import EPILOGUES, maxsim_quantized
+from maxsim.quantized.hopper_stream import maxsim_quantized as stream_kernel
 from maxsim.quantized.tiles import QueryTiles, query_tiles
 
 _SHARED_BYTES = 227 * 1024 - 2048  # what a program may use on sm_90, less barriers, reductions and alignment
@@ -38,6 +39,7 @@ class HopperShape:
     KC: int
     ST: int
     residents: int = 1
+    BR: int = 0  # rows of one copy into a tile of a stream of documents; 0: every document begins a tile
 
 
 @functools.cache
@@ -108,7 +110,8 @@ def score_hopper(
     tiles = query_tiles(q, shape.BM)
     out = tiles.output(d.count)
     if out.numel() > 0:
-        _launch(tiles, d, out, shape, epilogue or epilogue_of(d))
+        launch = _launch_stream if shape.BR else _launch
+        launch(tiles, d, out, shape, epilogue or epilogue_of(d))
     return tiles.finish(out)
 
 
@@ -131,6 +134,32 @@ def _launch(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperSha
             absent if codes.lengths is None else codes.lengths, d.count, codes.pitch, codes.max_length, groups,
             tiles.rows, 1, BM=shape.BM, BN=shape.BN, BK=shape.BK, KC=shape.KC, ST=shape.ST, NC=shape.NC, G=tiles.group,
             MODE=EPILOGUES[epilogue], HAS_STARTS=codes.starts is not None, HAS_LENGTHS=codes.lengths is not None,
+            R1=240, R2=24, num_warps=4, **limit,
+        )  # fmt: skip
+
+
+def _launch_stream(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperShape, epilogue: str) -> None:
+    codes = d.codes
+    if codes.values.shape[0] == 0:  # a tensor map needs a row; no document has a token to put there
+        out.fill_(-torch.inf)
+        return
+    q_desc = TensorDescriptor.from_tensor(tiles.values, [shape.BM, shape.BK], _code_layout(shape.BM, shape.BK))
+    d_desc = TensorDescriptor.from_tensor(codes.values, [shape.BR, shape.BK], _code_layout(shape.BR, shape.BK))
+    scales = d.scales if d.kind == "token" else tiles.scales  # the latter is never read, but a map needs memory
+    s_desc = TensorDescriptor.from_tensor(scales, [shape.BN], _scale_layout())
+    groups = triton.cdiv(tiles.rows, shape.BM * shape.NC)
+    processors = _processors(out.device) * shape.residents
+    limit = {} if shape.residents == 1 else {"maxnreg": {2: 128, 3: 80}[shape.residents]}
+    absent = out  # never read: stands in for a pointer
+    each = programs(groups, d.count, processors)
+    balanced = codes.total_rows is not None and codes.starts is not None and each > 1
+    with torch.cuda.device(out.device):
+        stream_kernel[(groups * each,)](
+            q_desc, d_desc, s_desc, out, tiles.scales, d.scales, absent if codes.starts is None else codes.starts,
+            absent if codes.lengths is None else codes.lengths, d.count, codes.pitch, codes.max_length,
+            codes.total_rows or 0, groups, tiles.rows, 1, BM=shape.BM, BN=shape.BN, BR=shape.BR, BK=shape.BK,
+            KC=shape.KC, ST=shape.ST, NC=shape.NC, G=tiles.group, MODE=EPILOGUES[epilogue],
+            HAS_STARTS=codes.starts is not None, HAS_LENGTHS=codes.lengths is not None, BALANCED=balanced,
             R1=240, R2=24, num_warps=4, **limit,
         )  # fmt: skip
 

@@ -95,6 +95,15 @@ def test_a_search_that_misses_a_document_is_wrong(found: tuple[Any, torch.Tensor
     assert "better documents were missed" in known.judge((scores, ids), 1e-5).wrong
 
 
+def test_the_share_of_queries_with_the_exact_best_documents_is_told(
+    found: tuple[Any, torch.Tensor, torch.Tensor],
+) -> None:
+    known, scores, ids = found
+    assert known.agreement((scores, ids.flip(1))) == {"exact_topk": 1.0}, "order within the k best does not count"
+    ids[0, 4] = known.scores[0].argmin()
+    assert known.agreement((scores, ids)) == {"exact_topk": 0.5}
+
+
 @pytest.mark.parametrize(("change", "words"), [(100, "do not exist"), (None, "twice")])
 def test_document_numbers_must_exist_and_differ(
     found: tuple[Any, torch.Tensor, torch.Tensor], change: int | None, words: str
