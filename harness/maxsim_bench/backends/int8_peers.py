@@ -27,6 +27,7 @@ class FlashMaxSimInt8:
     name: str = "flash_maxsim_int8"
     mixed: bool = False
     exact: bool = False
+    length_multiple: int = 64  # tunes eleven launches for every query length
     install: str | None = _INSTALL
 
     @property
@@ -72,6 +73,8 @@ class LateInteractionKernelsFp8:
 
     name: str = "lik_fp8"
     exact: bool = False
+    length_multiple: int = 64  # tunes a dozen launches for every query length
+    empty_documents: bool = False  # 0.4.5 scores them 0
     install: str | None = _INSTALL
     unit: str = "fp8"
 

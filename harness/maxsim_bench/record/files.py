@@ -23,8 +23,10 @@ class StoreError(RuntimeError):
 
 
 @contextmanager
-def hold(path: Path, *, what: str) -> Iterator[None]:
+def hold(path: Path, *, what: str, wait: bool = False) -> Iterator[None]:
     """Hold the lock file `path` for the life of the block; raises `StoreError` naming the holder if somebody has it.
+
+    `wait`: until the holder is done, where two may want the same result and the second finds it made.
 
     The operating system drops the lock when the holder ends, however it ends, so there is no stale one to remove.
     """
@@ -33,7 +35,7 @@ def hold(path: Path, *, what: str) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a+", encoding="utf-8") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
             if error.errno not in (errno.EAGAIN, errno.EACCES):
                 raise StoreError(

@@ -7,21 +7,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise
+from itertools import combinations
 from typing import Literal
 
 import numpy as np
 
+from maxsim_bench.backends.base import Backend
 from maxsim_bench.retrieve.dataset import Dataset
 from maxsim_bench.retrieve.metrics import DEPTH, MEASURES, Evaluation, evaluate_rankings
-from maxsim_bench.retrieve.rank import Ranked, ScoreErrors, rankings
+from maxsim_bench.retrieve.rank import Ranked, ScoreErrors
+from maxsim_bench.retrieve.searching import exact_share, places_of
 
 CUT = 10
 OVERLAPS = (10, 20, 100)
 LIMIT = 5e-4  # |ΔnDCG@10| that the paper's abstract claims as the largest
+INT8_LIMIT = 3e-3  # the same for documents of INT8 codes, as this project sets it
+EXACT_SHARE = 0.999  # of queries whose first ten an exact scorer or a rescored search must get right
 RESAMPLES, CONFIDENCE = 2000, 0.95
 Cause = Literal["tie", "rounding", "error"]
-Scores = Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,8 @@ class Audit:
         ties: pairs of neighbours with equal scores among the first ten; `ties_across_cut`: queries whose tenth and
             eleventh score alike, where the document id decides who is seen.
         errors: of the scores.
+        exact_first: share of queries whose first ten are the reference's ten best, up to ties and fp32 rounding.
+        worst: query that loses most nDCG@10, and its difference; None if none loses.
         suspicious: what should not be published unseen, in words.
     """
 
@@ -74,43 +79,88 @@ class Audit:
     ties: int
     ties_across_cut: int
     errors: ScoreErrors
+    exact_first: float
+    worst: dict[str, str | float] | None
     suspicious: list[str] = field(default_factory=list)
 
 
-def audit(dataset: Dataset, base: Ranked, one: Ranked, tolerance: float, *, should_differ: bool = False) -> Audit:
+@dataclass(frozen=True)
+class Ranking:
+    """A ranking of every query as arrays, without the query's own id where the data set drops it.
+
+    Attributes:
+        documents: [Nq, depth] int64, best first; -1 is none.
+        scores: [Nq, depth] fp32; -inf where there is none.
+        evaluation: measures over the judged queries.
+    """
+
+    documents: np.ndarray
+    scores: np.ndarray
+    evaluation: Evaluation
+
+
+def ranking_of(dataset: Dataset, one: Ranked) -> Ranking:
+    """The arrays of a ranking, and its measures."""
+    documents, scores = one.top.best()
+    if dataset.drop_own_id:
+        index = {d: i for i, d in enumerate(dataset.document_ids)}
+        own = np.array([index.get(q, -2) for q in dataset.queries])
+        last = np.argsort(documents == own[:, None], axis=1, kind="stable")  # the own id behind all others
+        documents, scores = (np.take_along_axis(a, last, axis=1) for a in (documents, scores))
+        mine = documents == own[:, None]
+        documents, scores = np.where(mine, -1, documents), np.where(mine, -np.inf, scores)
+    ids = dataset.document_ids
+    lists = {
+        q: [ids[i] for i in row if i >= 0]
+        for q, row in zip(dataset.queries, documents[:, :DEPTH].tolist(), strict=True)
+    }
+    return Ranking(documents, scores, evaluate_rankings(lists, dataset.qrels))
+
+
+def limit_of(backend: Backend, exact: float = LIMIT) -> float | None:
+    """Largest |ΔnDCG@10| with which a backend passes; None for one that is reported and not judged.
+
+    Judged are those that claim to be exact, by `exact`, and those that say they quantise documents to INT8.
+    """
+    if backend.exact:
+        return exact
+    return INT8_LIMIT if str(getattr(backend, "quantiser", None)).startswith("int8") else None
+
+
+def audit(dataset: Dataset, wanted: Ranking, one: Ranked, tolerance: float, *, should_differ: bool = False) -> Audit:
     """Compare one backend's rankings with the reference's.
 
     Args:
-        base: the reference.
+        wanted: the reference's.
         one: the backend; it must not have failed.
         tolerance: relative error of a score that the backend declares.
         should_differ: the backend's arithmetic cannot be the reference's, so equality to the bit is suspicious.
     """
     assert one.failure is None
     assert one.errors is not None
-    wanted, got = rankings(dataset, base.top), rankings(dataset, one.top)
-    reference = evaluate_rankings({q: list(s)[:DEPTH] for q, s in wanted.items()}, dataset.qrels)
-    evaluation = evaluate_rankings({q: list(s)[:DEPTH] for q, s in got.items()}, dataset.qrels)
+    got = ranking_of(dataset, one)
+    reference, evaluation = wanted.evaluation, got.evaluation
     suspicious = [*evaluation.suspicious]
     if should_differ and one.errors.pairs and not one.errors.max_abs.any():
         suspicious.append("scores equal the reference's to the bit, which this arithmetic cannot give: the same code?")
-    correlations = [_correlations(wanted[q], got[q]) for q in wanted]
+    places = places_of(wanted.documents[:, : max(OVERLAPS)], got.documents)
+    spearman, kendall = correlations(wanted, got, places)
+    differences = _differences(reference, evaluation, "ndcg_at_10")
+    first = exact_share(got.documents, (wanted.documents, wanted.scores), min(CUT, _found(wanted)))
     return Audit(
         reference=reference,
         evaluation=evaluation,
         delta={m: evaluation.means[m] - reference.means[m] for m in evaluation.means},
-        interval=bootstrap_interval(_differences(reference, evaluation, "ndcg_at_10")),
-        moved=[
-            moved
-            for q in wanted
-            if (moved := _moved(q, wanted[q], got[q], reference, evaluation, tolerance)) is not None
-        ],
-        overlap={k: _mean([_overlap(wanted[q], got[q], k) for q in wanted]) or 0.0 for k in OVERLAPS},
-        spearman=_mean([s for s, _ in correlations if s is not None]),
-        kendall=_mean([k for _, k in correlations if k is not None]),
-        ties=sum(_ties(got[q])[0] for q in got),
-        ties_across_cut=sum(_ties(got[q])[1] for q in got),
+        interval=bootstrap_interval(differences),
+        moved=_all_moved(dataset, wanted, got, tolerance),
+        overlap={k: _overlap(wanted, places, k) for k in OVERLAPS},
+        spearman=spearman,
+        kendall=kendall,
+        ties=int(_equal(got, slice(0, CUT - 1), slice(1, CUT)).sum()),
+        ties_across_cut=int(_equal(got, slice(CUT - 1, CUT), slice(CUT, CUT + 1)).sum()),
         errors=one.errors,
+        exact_first=first if one.exact_first is None else one.exact_first,
+        worst=_worst(reference, differences),
         suspicious=suspicious,
     )
 
@@ -153,49 +203,83 @@ def _differences(reference: Evaluation, evaluation: Evaluation, measure: str) ->
     return [evaluation.per_query[q][measure] - reference.per_query[q][measure] for q in reference.per_query]
 
 
-def _moved(
-    query: str, wanted: Scores, got: Scores, reference: Evaluation, evaluation: Evaluation, tolerance: float
-) -> Moved | None:
-    """How and why the first ten changed; None if they did not, or nobody judged the query."""
-    first, second = list(wanted)[:CUT], list(got)[:CUT]
-    if first == second or query not in reference.per_query:
-        return None
-    place = {d: i for i, d in enumerate(got)}
-    true = {d: i for i, d in enumerate(wanted)}
-    together = sorted({*first, *second}, key=lambda d: true.get(d, len(true)))
+def _worst(reference: Evaluation, differences: Sequence[float]) -> dict[str, str | float] | None:
+    """The query that loses most nDCG@10, and what it loses; None if none loses."""
+    lost = min(zip(differences, reference.per_query, strict=True), default=(0.0, ""))
+    return {"query": lost[1], "delta": lost[0]} if lost[0] < 0 else None
+
+
+def _found(ranking: Ranking) -> int:
+    """Documents that the shortest of the rankings holds."""
+    return int((ranking.documents >= 0).sum(axis=1).min(initial=ranking.documents.shape[1]))
+
+
+def _all_moved(dataset: Dataset, wanted: Ranking, got: Ranking, tolerance: float) -> list[Moved]:
+    """How and why the first ten changed, of every judged query whose first ten did."""
+    changed = np.flatnonzero((wanted.documents[:, :CUT] != got.documents[:, :CUT]).any(axis=1))
+    queries, judged = list(dataset.queries), wanted.evaluation.per_query
+    return [_moved(dataset, queries[i], i, wanted, got, tolerance) for i in changed.tolist() if queries[i] in judged]
+
+
+def _moved(dataset: Dataset, query: str, row: int, wanted: Ranking, got: Ranking, tolerance: float) -> Moved:
+    """The largest exchange of two documents among the first ten of both."""
+    true = {d: i for i, d in enumerate(wanted.documents[row].tolist()) if d >= 0}
+    place = {d: i for i, d in enumerate(got.documents[row].tolist()) if d >= 0}
+    first = {d for r in (wanted, got) for d in r.documents[row, :CUT].tolist() if d >= 0}
+    together = sorted(first, key=lambda d: (true.get(d, len(true)), d))
+    scores = wanted.scores[row].astype(np.float64)
     size, documents = -1.0, ("", "")
     for a, b in combinations(together, 2):  # the reference has a before b
         if place.get(a, len(place)) < place.get(b, len(place)):
             continue
-        gap = _gap(wanted, a, b)
+        high, low = (scores[true[d]] if d in true else -np.inf for d in (a, b))
+        gap = 0.0 if high == low else float(high - low)
         if gap > size:
-            size, documents = gap, (a, b)
-    largest = max((abs(s) for s in wanted.values() if np.isfinite(s)), default=0.0)
+            size, documents = gap, (dataset.document_ids[a], dataset.document_ids[b])
+    largest = float(np.abs(scores[np.isfinite(scores)]).max(initial=0.0))
     cause: Cause = "tie" if size == 0.0 else "rounding" if size <= 2 * tolerance * largest else "error"
-    scores = reference.per_query[query]["ndcg_at_10"], evaluation.per_query[query]["ndcg_at_10"]
-    return Moved(query, *scores, cause, size, documents)
+    before, after = (r.evaluation.per_query[query]["ndcg_at_10"] for r in (wanted, got))
+    return Moved(query, before, after, cause, size, documents)
 
 
-def _gap(wanted: Scores, a: str, b: str) -> float:
-    """Reference score of a minus that of b; infinite where b is not even among the documents kept."""
-    high, low = wanted.get(a, -np.inf), wanted.get(b, -np.inf)
-    return 0.0 if high == low else float(high - low)
+def _overlap(wanted: Ranking, places: np.ndarray, k: int) -> float:
+    """Mean share of the reference's first k documents that are among the backend's first k."""
+    given = wanted.documents[:, :k] >= 0
+    shared = ((places[:, :k] >= 0) & (places[:, :k] < k) & given).sum(axis=1)
+    count = given.sum(axis=1)
+    return float(np.where(count > 0, shared / np.maximum(count, 1), 1.0).mean()) if len(count) else 0.0
 
 
-def _overlap(wanted: Scores, got: Scores, k: int) -> float:
-    first = set(list(wanted)[:k])
-    return len(first & set(list(got)[:k])) / len(first) if first else 1.0
+def _equal(ranking: Ranking, left: slice, right: slice) -> np.ndarray:
+    """Where two columns hold documents with equal scores."""
+    a, b = ranking.scores[:, left], ranking.scores[:, right]
+    n = min(a.shape[1], b.shape[1])
+    given = ranking.documents[:, right][:, :n] >= 0
+    return (a[:, :n] == b[:, :n]) & given
 
 
-def _correlations(wanted: Scores, got: Scores) -> tuple[float | None, float | None]:
-    """Spearman and Kendall on the reference's first 100; (None, None) where one side orders nothing."""
-    documents = list(wanted)[: max(OVERLAPS)]
-    last = min((s for s in got.values() if np.isfinite(s)), default=0.0) - 1.0
-    a = np.array([wanted[d] for d in documents])
-    b = np.array([got.get(d, last) for d in documents])
-    if len(documents) < 2 or (a == a[0]).all() or (b == b[0]).all():
+def correlations(wanted: Ranking, got: Ranking, places: np.ndarray) -> tuple[float | None, float | None]:
+    """Means of Spearman's and Kendall's correlation of scores on the reference's first documents, over queries.
+
+    A query on which one side orders nothing is left out; None where that leaves nobody.
+
+    Args:
+        places: [Nq, n] where the reference's first n documents stand in `got`; -1 counts as behind all others.
+    """
+    n = places.shape[1]
+    finite = np.where(np.isfinite(got.scores), got.scores.astype(np.float64), np.inf)
+    lowest = finite.min(axis=1, keepdims=True, initial=np.inf)
+    last = np.where(np.isfinite(lowest), lowest, 0.0) - 1.0
+    theirs = np.where(places < 0, last, np.take_along_axis(got.scores, np.maximum(places, 0), axis=1))
+    ours, given = wanted.scores[:, :n].astype(np.float64), wanted.documents[:, :n] >= 0
+    found = []
+    for a, b, held in zip(ours, theirs, given, strict=True):
+        a, b = a[held], b[held]
+        if len(a) >= 2 and (a != a[0]).any() and (b != b[0]).any():
+            found.append(rank_correlations(a, b))
+    if not found:
         return None, None
-    return rank_correlations(a, b)
+    return float(np.mean([s for s, _ in found])), float(np.mean([k for _, k in found]))
 
 
 def rank_correlations(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
@@ -209,14 +293,3 @@ def rank_correlations(a: np.ndarray, b: np.ndarray) -> tuple[float, float]:
     signs = [np.sign(r[:, None] - r[None, :]) for r in ranks]  # of ranks: the difference of two infinities is NaN
     tau = (signs[0] * signs[1]).sum() / np.sqrt((signs[0] ** 2).sum() * (signs[1] ** 2).sum())
     return float(np.corrcoef(*ranks)[0, 1]), float(tau)
-
-
-def _ties(scores: Scores) -> tuple[int, int]:
-    """(equal neighbours among the first ten, whether the tenth equals the eleventh)."""
-    values = list(scores.values())[: CUT + 1]
-    within = sum(a == b for a, b in pairwise(values[:CUT]))
-    return within, int(len(values) > CUT and values[CUT - 1] == values[CUT])
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

@@ -129,12 +129,12 @@ def embed(
 
     Raises:
         EmbeddingError: if the encoder returns another number of items than it was given.
-        StoreError: if another process writes the same entry, or the disk is full.
+        StoreError: if the disk is full. Where another process writes the same entry, it is waited for.
     """
     identity = encoder.identity
     entry = (folder or cache_dir() / "embeddings") / f"{role}-{content_hash[:16]}-{identity.hash()}"
     about = {"role": role, "content_hash": content_hash, "count": count, "encoder": asdict(identity)}
-    with hold(entry / "lock", what=str(entry)):
+    with hold(entry / "lock", what=str(entry), wait=True):  # a second process finds it finished
         writer = _Writer(entry, {**about, "shard_items": shard_items})
         writer.encode(role, items, encoder, devices, progress)
     return open_entry(entry)

@@ -1,14 +1,16 @@
 """The audit of many data sets and backends: rankings, comparison, diagnosis; rows in the store, details beside it.
 
 Room: `retrieve`. May import: declare, record, backends. On a GPU each data set is audited in a process of its own,
-and again with
-one backend a process if that one dies, so the guilty backend gets the row and the others keep their numbers.
+several at a time, because most of an audit is compiling and tuning on the host; and again with one backend a process if
+that one dies, so the guilty backend gets the row and the others keep their numbers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,20 +21,25 @@ from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.row import Row, Status
 from maxsim_bench.record.store import Store
 from maxsim_bench.retrieve import details
-from maxsim_bench.retrieve.audit import LIMIT, Audit, audit, identical
+from maxsim_bench.retrieve.audit import EXACT_SHARE, LIMIT, Audit, audit, identical, limit_of, ranking_of
 from maxsim_bench.retrieve.cache import Progress, document_embeddings, query_embeddings
-from maxsim_bench.retrieve.dataset import Dataset
+from maxsim_bench.retrieve.dataset import DataError, Dataset
 from maxsim_bench.retrieve.datasets.registry import load_dataset
 from maxsim_bench.retrieve.diagnose import diagnose
-from maxsim_bench.retrieve.encoders.base import Identity
+from maxsim_bench.retrieve.embeddings import Corpus, Embeddings
+from maxsim_bench.retrieve.encoders.base import EncoderError, Identity
 from maxsim_bench.retrieve.encoders.registry import load_encoder
 from maxsim_bench.retrieve.isolate import Dead, in_own_process
 from maxsim_bench.retrieve.metrics import Evaluation
 from maxsim_bench.retrieve.rank import Ranked, rank, rankings
 from maxsim_bench.retrieve.rerank import bm25_candidates, rerank, run_candidates
 from maxsim_bench.retrieve.scoring import Scorer
+from maxsim_bench.retrieve.searching import search_all, searches, unexplained
 from maxsim_bench.retrieve.tasks import Task
 from maxsim_bench.retrieve.trec import write_run
+
+# Device memory that one audit may need: a block's similarities in fp32, masked copies of them, and the embeddings.
+DEVICE_BYTES = 16 << 30
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Settings:
         data_dir: folder with data sets; default $MAXSIM_BENCH_DATA.
         isolate: own processes; default on a GPU only.
         timeout_s: for a data set with all its backends, where isolated.
+        jobs: data sets audited at a time, where isolated; default by processors and device memory.
         runs_dir: write every ranking there as a TREC run file.
         force: audit again what the store has.
     """
@@ -60,6 +68,7 @@ class Settings:
     data_dir: Path | None = None
     isolate: bool | None = None
     timeout_s: float = 1800.0
+    jobs: int | None = None
     runs_dir: Path | None = None
     force: bool = False
 
@@ -73,12 +82,14 @@ class Finding:
         diagnosis: named mistakes, empty where scores are within the declared tolerance.
         dataset_hash, facts: of the evaluation: manifest, encoder identity, counts of `Checks`.
         exact, tolerance, version: as the backend declares them.
+        limit: largest |ΔnDCG@10| that passes, None where it is only reported.
     """
 
     backend: str
     version: str
     exact: bool
     tolerance: float
+    limit: float | None = None
     failure: tuple[str, str] | None = None
     audit: Audit | None = None
     diagnosis: tuple[str, ...] = ()
@@ -88,11 +99,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Rows of this run, those that break the limit or failed in words, and what looks suspicious."""
+    """Rows of this run, those that break the limit or failed in words, what looks suspicious, what could not be had."""
 
     rows: list[Row]
     failed: list[str]
     suspicious: list[str]
+    absent: list[str] = field(default_factory=list)
 
     @property
     def exit_code(self) -> int:
@@ -108,6 +120,7 @@ def run_fidelity(
     extra: Mapping[str, Backend] | None = None,
     report: Callable[[Task, Finding], None] = lambda task, finding: None,
     progress: Progress | None = None,
+    tolerant: bool = False,
 ) -> Outcome:
     """Audit every task with every backend that the store does not hold yet; a row each, as soon as it is known.
 
@@ -115,45 +128,92 @@ def run_fidelity(
         extra: backends beyond the registry's, by name (never isolated).
         report: called after every backend.
         progress: (documents encoded, documents) while encoding, where not isolated.
+        tolerant: a data set or encoder that cannot be had is told in `Outcome.absent`, and the others go on.
 
     Raises:
-        DataError, EncoderError: for a data set or encoder that cannot be had; nothing of that task is measured.
+        DataError, EncoderError: for a data set or encoder that cannot be had, unless `tolerant`; nothing of that task
+            is measured.
     """
-    rows: list[Row] = []
-    failed: list[str] = []
-    suspicious: list[str] = []
+    out = Outcome([], [], [])
     seen: dict[str, Evaluation] = {}
+    left = []
     for task in tasks:
         wanted = [b for b in task.backends if settings.force or not store.has(_key(task, b, extra))]
-        if not wanted:
+        if wanted:
+            left.append(replace(task, backends=tuple(wanted)))
+    for task, answer in _answers(left, settings, extra, progress):
+        try:
+            findings = answer()
+        except (DataError, EncoderError) as error:
+            if not tolerant:
+                raise
+            out.absent.append(f"{_where(task)}: {error}")
             continue
-        findings = _findings(replace(task, backends=tuple(wanted)), settings, extra, progress)
         for finding in findings:
             row = to_row(task, finding, settings)
             (store.replace if settings.force else store.append)([row])
-            rows.append(row)
-            failed += verdict(task, finding, settings.limit)
+            out.rows.append(row)
+            out.failed.extend(verdict(task, finding))
             if finding.audit is not None:
-                suspicious += [f"{_where(task)}, {finding.backend}: {s}" for s in finding.audit.suspicious]
+                out.suspicious.extend(f"{_where(task)}, {finding.backend}: {s}" for s in finding.audit.suspicious)
                 seen[_where(task)] = finding.audit.reference
             report(task, finding)
         details.write(store.path, task.cell, findings)
-    return Outcome(rows, failed, [*suspicious, *identical(seen)])
+    out.suspicious.extend(identical(seen))
+    return out
 
 
-def verdict(task: Task, finding: Finding, limit: float) -> list[str]:
+def _answers(
+    tasks: Sequence[Task], settings: Settings, extra: Mapping[str, Backend] | None, progress: Progress | None
+) -> Iterator[tuple[Task, Callable[[], list[Finding]]]]:
+    """(task, what returns or raises its result): in turn, or as they finish where several run at a time."""
+    jobs = 1 if extra or not _isolated(settings) else settings.jobs or _jobs(settings.device)
+    if jobs == 1 or len(tasks) < 2:
+        for task in tasks:
+            yield task, lambda task=task: _findings(task, settings, extra, progress)  # type: ignore[misc]
+        return
+    with ThreadPoolExecutor(jobs) as pool:  # threads only wait for processes
+        running: dict[Future[list[Finding]], Task] = {
+            pool.submit(_findings, task, settings, None, None): task for task in tasks
+        }
+        try:
+            for done in as_completed(running):
+                yield running[done], done.result
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _jobs(device: str) -> int:
+    """Audits at a time: two processors each, and `DEVICE_BYTES` of the first GPU."""
+    import torch
+
+    room = torch.cuda.get_device_properties(0).total_memory // DEVICE_BYTES if device == "cuda" else 1
+    return max(1, min(room, (os.cpu_count() or 1) // 2))
+
+
+def _isolated(settings: Settings) -> bool:
+    return settings.device == "cuda" if settings.isolate is None else settings.isolate
+
+
+def verdict(task: Task, finding: Finding) -> list[str]:
     """Why this finding fails the audit, in words; empty if it does not. "unsupported" is not a failure."""
     where = f"{_where(task)}, {finding.backend}"
     if finding.failure is not None:
         status, message = finding.failure
         return [] if status == "unsupported" else [f"{where}: {status}: {message}"]
-    assert finding.audit is not None
-    delta = finding.audit.delta.get("ndcg_at_10", 0.0)
+    made = finding.audit
+    assert made is not None
+    delta = made.delta.get("ndcg_at_10", 0.0)
     problems = []
     if finding.diagnosis:
         problems.append(f"{where}: {'; '.join(finding.diagnosis)} (ΔnDCG@10 {delta:+.2e})")
-    if finding.exact and abs(delta) > limit:
-        problems.append(f"{where}: |ΔnDCG@10| = {abs(delta):.2e} exceeds the limit {limit:.0e}")
+    if finding.limit is not None and abs(delta) > finding.limit:
+        problems.append(f"{where}: |ΔnDCG@10| = {abs(delta):.2e} exceeds the limit {finding.limit:.0e}")
+    if finding.exact and made.exact_first < EXACT_SHARE:
+        problems.append(
+            f"{where}: the first ten are the reference's ten best on {made.exact_first:.2%} of queries, "
+            f"the limit is {EXACT_SHARE:.1%}"
+        )
     return problems
 
 
@@ -167,43 +227,60 @@ def audit_task(
     encoder = load_encoder(task.encoder_source or str(cell.encoder), devices[0])
     queries = query_embeddings(dataset, encoder, devices[:1])
     corpus = document_embeddings(dataset, encoder, devices, progress)
-    known = {name: _backend(name, extra) for name in task.backends}
     reference = Scorer(registry.get("reference"), cell, settings.device)
-    scorers = {name: Scorer(backend, cell, settings.device) for name, backend in known.items()}
-    if task.first_stage is None:
-        base, found = rank(dataset, queries, corpus, reference, scorers)
-    else:
-        depth = cell.k or 100
-        stage = task.first_stage
-        candidates = bm25_candidates(dataset, depth) if stage == "bm25" else run_candidates(dataset, Path(stage), depth)
-        base, found = rerank(dataset, queries, corpus, candidates, reference, scorers)
+    scorers = {name: Scorer(_backend(name, extra), cell, settings.device) for name in task.backends}
+    base, found = _rank(task, dataset, queries, corpus, reference, scorers)
     if settings.runs_dir is not None:
         _write_runs(settings.runs_dir, task, dataset, {"reference": base, **found})
     facts = _facts(dataset, encoder.identity, queries.lengths.tolist())
+    wanted = ranking_of(dataset, base)
     out = []
-    for name, one in found.items():
-        tolerance = known[name].tolerance(_forward(cell))
+    for name, scorer in scorers.items():
+        backend, one = scorer.backend, found[name]
+        tolerance = backend.tolerance(_forward(cell))
         made = Finding(
-            backend=name,
-            version=known[name].version(),
-            exact=known[name].exact,
-            tolerance=tolerance,
-            failure=one.failure,
+            name,
+            backend.version(),
+            backend.exact,
+            tolerance,
+            limit_of(backend, settings.limit),
             dataset_hash=dataset.dataset_hash,
             facts=facts,
         )
         if one.failure is None:
-            differ = not known[name].exact and cell.dtype != "fp32"
             assert one.errors is not None
-            made = replace(
-                made,
-                audit=audit(dataset, base, one, tolerance, should_differ=differ),
-                diagnosis=()
-                if one.errors.max_rel.max(initial=0.0) <= tolerance or task.first_stage is not None
-                else tuple(diagnose(dataset, queries, corpus, reference, scorers[name], one.errors, tolerance)),
-            )
-        out.append(made)
+            differ = not backend.exact and cell.dtype != "fp32"
+            made = replace(made, audit=audit(dataset, wanted, one, tolerance, should_differ=differ))
+            if one.errors.max_rel.max(initial=0.0) > tolerance and task.first_stage is None:
+                told = (
+                    [unexplained(dataset, one.errors)]
+                    if searches(scorer)
+                    else diagnose(dataset, queries, corpus, reference, scorer, one.errors, tolerance)
+                )
+                made = replace(made, diagnosis=tuple(told))
+        out.append(replace(made, failure=one.failure))
     return out
+
+
+def _rank(
+    task: Task,
+    dataset: Dataset,
+    queries: Embeddings,
+    corpus: Corpus,
+    reference: Scorer,
+    scorers: Mapping[str, Scorer],
+) -> tuple[Ranked, dict[str, Ranked]]:
+    """The reference's ranking and everybody's: of the whole corpus, or of each query's candidates."""
+    searchers = {name: scorer for name, scorer in scorers.items() if searches(scorer)}
+    others = {name: scorer for name, scorer in scorers.items() if name not in searchers}
+    if task.first_stage is None:
+        base, found = rank(dataset, queries, corpus, reference, others)
+        return base, found | search_all(dataset, queries, corpus, searchers, base)
+    depth, stage = task.cell.k or 100, task.first_stage
+    candidates = bm25_candidates(dataset, depth) if stage == "bm25" else run_candidates(dataset, Path(stage), depth)
+    base, found = rerank(dataset, queries, corpus, candidates, reference, others)
+    told = "unsupported", "finds the best of a whole corpus; it does not rerank candidates"
+    return base, found | {name: Ranked(base.top, failure=told) for name in searchers}
 
 
 def to_row(task: Task, finding: Finding, settings: Settings) -> Row:
@@ -216,8 +293,11 @@ def to_row(task: Task, finding: Finding, settings: Settings) -> Row:
         "dataset_hash": finding.dataset_hash,
         "environment_id": settings.environment_id,
         "measured_at": settings.measured_at,
-        "extra": json.dumps(finding.facts.get("row", {}), sort_keys=True) if finding.facts else None,
     }
+    told: dict[str, Any] = dict(finding.facts.get("row", {}))
+    if finding.audit is not None and finding.failure is None:
+        told |= {"exact_first_10": finding.audit.exact_first, "worst_query": finding.audit.worst}
+    common["extra"] = json.dumps(told, sort_keys=True, ensure_ascii=False) if told else None
     if finding.failure is not None:
         return Row(**common, status=cast(Status, finding.failure[0]), error=finding.failure[1])
     made = finding.audit
@@ -228,8 +308,8 @@ def to_row(task: Task, finding: Finding, settings: Settings) -> Row:
         "max_rel_err": float(made.errors.max_rel.max(initial=0.0)),
     }
     if finding.diagnosis:
-        told = f"{'; '.join(finding.diagnosis)} (nDCG@10 would move by {made.delta.get('ndcg_at_10', 0.0):+.4g})"
-        return Row(**common, **errors, status="incorrect", error=told)
+        words = f"{'; '.join(finding.diagnosis)} (nDCG@10 would move by {made.delta.get('ndcg_at_10', 0.0):+.4g})"
+        return Row(**common, **errors, status="incorrect", error=words)
     return Row(
         **common,
         **errors,
@@ -263,8 +343,7 @@ def encoding_devices(device: str) -> tuple[str, ...]:
 def _findings(
     task: Task, settings: Settings, extra: Mapping[str, Backend] | None, progress: Progress | None
 ) -> list[Finding]:
-    isolate = settings.device == "cuda" if settings.isolate is None else settings.isolate
-    if extra or not isolate:
+    if extra or not _isolated(settings):
         return audit_task(task, settings, extra, progress)
     try:
         return in_own_process(audit_task, (task, settings), settings.timeout_s)
@@ -279,7 +358,8 @@ def _findings(
 
 def _dead(name: str, cell: Cell, dead: Dead) -> Finding:
     backend = registry.get(name)
-    return Finding(name, backend.version(), backend.exact, backend.tolerance(_forward(cell)), (dead.status, str(dead)))
+    tolerance = backend.tolerance(_forward(cell))
+    return Finding(name, backend.version(), backend.exact, tolerance, failure=(dead.status, str(dead)))
 
 
 def _backend(name: str, extra: Mapping[str, Backend] | None) -> Backend:
@@ -294,7 +374,7 @@ def _key(task: Task, name: str, extra: Mapping[str, Backend] | None) -> str:
 
 def _forward(cell: Cell) -> Cell:
     """The cell as backends know it, for what they declare about it."""
-    return cell.model_copy(update={"op": "forward"})
+    return cell.model_copy(update={"op": "forward", "layout": "packed"})  # documents of all lengths
 
 
 def _where(task: Task) -> str:

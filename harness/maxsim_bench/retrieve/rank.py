@@ -22,6 +22,7 @@ from maxsim_bench.retrieve.scoring import (
     Scorer,
     UnsupportedError,
     document_blocks,
+    joined,
     query_blocks,
     require_numbers,
 )
@@ -36,33 +37,67 @@ RELATIVE_FLOOR = 0.1
 
 
 class TopK:
-    """The best `depth` documents of every query so far, in trec_eval's order: score, then id, both descending."""
+    """The best `depth` documents of every query so far, in trec_eval's order: score, then id, both descending.
+
+    A result is one int64 key, larger is better: the fp32 score as an integer of the same order above, the rank of the
+    document's id below; so a whole block is taken in by one selection, on the device that scored it.
+    """
 
     def __init__(self, document_ids: Sequence[str], queries: int, depth: int) -> None:
-        by_id = np.array(sorted(range(len(document_ids)), key=lambda i: document_ids[i]), dtype=np.int64)
-        self.id_rank = np.empty(len(document_ids), dtype=np.int64)
-        self.id_rank[by_id] = np.arange(len(document_ids))
-        self.depth = min(depth, len(document_ids))
-        self.documents: list[np.ndarray] = [np.zeros(0, dtype=np.int64)] * queries
-        self.scores: list[np.ndarray] = [np.zeros(0, dtype=np.float32)] * queries
-
-    def update(self, places: Sequence[int], scores: torch.Tensor, columns: np.ndarray) -> None:
-        """Take in scores [len(places), len(columns)] of the documents `columns` (indices into the corpus)."""
         import torch
 
-        n = scores.shape[1]
-        if n > self.depth:  # ties with the last kept one stay in, the id decides among them
-            threshold = torch.topk(scores, self.depth, dim=1).values[:, -1:]
-            kept = (scores >= threshold).numpy()
-        else:
-            kept = np.ones(tuple(scores.shape), dtype=bool)
-        values = scores.numpy()
-        for row, place in enumerate(places):
-            picked = kept[row].nonzero()[0]
-            documents = np.concatenate([self.documents[place], columns[picked]])
-            found = np.concatenate([self.scores[place], values[row, picked]])
-            order = np.lexsort((-self.id_rank[documents], -found))[: self.depth]
-            self.documents[place], self.scores[place] = documents[order], found[order]
+        self._by_rank = np.array(sorted(range(len(document_ids)), key=lambda i: document_ids[i]), dtype=np.int64)
+        self._rank = torch.empty(len(document_ids), dtype=torch.int64)
+        self._rank[torch.from_numpy(self._by_rank)] = torch.arange(len(document_ids))
+        self.depth = min(depth, len(document_ids))
+        self._keys = torch.full((queries, self.depth), _ABSENT, dtype=torch.int64)
+
+    def update(self, places: Sequence[int], scores: torch.Tensor, columns: np.ndarray) -> None:
+        """Take in scores [len(places), len(columns)] fp32 of the documents `columns` (indices into the corpus)."""
+        import torch
+
+        self._keys, self._rank = self._keys.to(scores.device), self._rank.to(scores.device)
+        rank = self._rank[torch.from_numpy(columns).to(scores.device)]
+        self._take(places, _ordered(scores) << 32 | rank)
+
+    def put(self, scores: torch.Tensor, documents: torch.Tensor) -> None:
+        """Take in scores [Nq, k] fp32 of documents [Nq, k] (indices into the corpus, -1 where there is none)."""
+        import torch
+
+        self._keys, self._rank = self._keys.to(scores.device), self._rank.to(scores.device)
+        keys = _ordered(scores) << 32 | self._rank[documents.clamp_min(0)]
+        self._take(range(scores.shape[0]), torch.where(documents < 0, _ABSENT, keys))
+
+    def _take(self, places: Sequence[int], keys: torch.Tensor) -> None:
+        import torch
+
+        rows = torch.tensor(list(places), device=keys.device)
+        if keys.shape[1] > self.depth:
+            keys = keys.topk(self.depth, dim=1, sorted=False).values
+        self._keys[rows] = torch.cat([self._keys[rows], keys], 1).topk(self.depth, dim=1).values
+
+    def best(self) -> tuple[np.ndarray, np.ndarray]:
+        """Documents [Nq, depth] int64 (-1 where there is none) and their scores [Nq, depth] fp32, best first."""
+        import torch
+
+        keys = self._keys.cpu()
+        absent = keys == _ABSENT
+        high = (keys >> 32).to(torch.int32)
+        scores = torch.where(high < 0, high ^ 0x7FFFFFFF, high).view(torch.float32)
+        documents = self._by_rank[(keys & 0xFFFFFFFF).masked_fill(absent, 0).numpy()]
+        documents[absent.numpy()] = -1
+        return documents, scores.masked_fill(absent, -torch.inf).numpy()
+
+
+_ABSENT = -(2**63)  # key of a result that is not there; no fp32 number has it
+
+
+def _ordered(scores: torch.Tensor) -> torch.Tensor:
+    """fp32 scores as int64 of the same order; -0 counts as 0."""
+    import torch
+
+    bits = (scores + 0.0).view(torch.int32)
+    return torch.where(bits < 0, bits ^ 0x7FFFFFFF, bits).to(torch.int64)
 
 
 @dataclass
@@ -99,27 +134,30 @@ class ScoreErrors:
         return self.total_abs / self.pairs if self.pairs else 0.0
 
     def update(self, places: Sequence[int], columns: np.ndarray, got: torch.Tensor, want: torch.Tensor) -> None:
-        """Count one block. Equal infinities differ by 0; an infinity on one side only is an infinite error."""
+        """Count one block [len(places), len(columns)] fp32, on any device.
+
+        Equal infinities differ by 0; an infinity on one side only is an infinite error.
+        """
         import torch
 
         a, b = got.double(), want.double()
         difference = torch.where(a == b, 0.0, (a - b).abs())
-        finite = b.isfinite()
-        size = torch.where(finite, b.abs(), 0.0)
+        size = torch.where(b.isfinite(), b.abs(), 0.0)
         relative = torch.where(
             difference == 0, 0.0, difference / torch.maximum(size, RELATIVE_FLOOR * size.amax(1, keepdim=True))
         ).nan_to_num(nan=np.inf, posinf=np.inf)
-        rows = np.asarray(places)
-        self.max_abs[rows] = np.maximum(self.max_abs[rows], difference.amax(1).numpy())
-        self.max_rel[rows] = np.maximum(self.max_rel[rows], relative.amax(1).numpy())
-        self.document_max_rel[columns] = np.maximum(self.document_max_rel[columns], relative.amax(0).numpy())
         usable = difference.isfinite()
-        self.total_abs += float(difference[usable].sum())
+        rows = np.asarray(places)
+        self.max_abs[rows] = np.maximum(self.max_abs[rows], difference.amax(1).cpu().numpy())
+        self.max_rel[rows] = np.maximum(self.max_rel[rows], relative.amax(1).cpu().numpy())
+        self.document_max_rel[columns] = np.maximum(self.document_max_rel[columns], relative.amax(0).cpu().numpy())
+        self.total_abs += float(torch.where(usable, difference, 0.0).sum())
         self.pairs += int(usable.sum())
         flat = int(relative.argmax())
-        if float(relative.flatten()[flat]) > self.worst[0]:
+        largest = float(relative.flatten()[flat])
+        if largest > self.worst[0]:
             row, column = divmod(flat, relative.shape[1])
-            self.worst = (float(relative[row, column]), int(rows[row]), int(columns[column]))
+            self.worst = (largest, int(rows[row]), int(columns[column]))
         for name in self.fits:
             if self.fits[name]:
                 self.fits[name] = bool((got.to(getattr(torch, name)).float() == got).all())
@@ -133,11 +171,13 @@ class Ranked:
         top: best documents of every query.
         errors: against the reference; None for the reference itself.
         failure: (status, message) where it could not be scored, and the rest means nothing.
+        exact_first: of a search: share of queries whose first ten, asked for alone, are the reference's ten best.
     """
 
     top: TopK
     errors: ScoreErrors | None = None
     failure: tuple[str, str] | None = None
+    exact_first: float | None = None
 
 
 def rank(
@@ -234,7 +274,7 @@ def blocks(queries: Embeddings, corpus: Corpus, device: str, only: np.ndarray | 
     """
     budget = BLOCK_BYTES[device.split(":")[0]]
     longest = max(1, int(queries.lengths.max())) if len(queries) else 1
-    for start, part in corpus.parts():
+    for start, part in joined(corpus.parts(), longest, budget):
         for first, last in document_blocks(part, longest, budget):
             columns = np.arange(start + first, start + last)
             if only is not None and not np.isin(columns, only).any():
@@ -276,9 +316,9 @@ def require_belonging(dataset: Dataset, queries: Embeddings, corpus: Corpus) -> 
 
 def rankings(dataset: Dataset, top: TopK) -> dict[str, dict[str, float]]:
     """query id → document id → score in ranking order, without the query's own id where the data set drops it."""
+    documents, scores = top.best()
     out = {}
-    for place, query in enumerate(dataset.queries):
-        pairs = zip(top.documents[place].tolist(), top.scores[place].tolist(), strict=True)
-        named = ((dataset.document_ids[i], score) for i, score in pairs)
+    for query, row, values in zip(dataset.queries, documents.tolist(), scores.tolist(), strict=True):
+        named = ((dataset.document_ids[i], score) for i, score in zip(row, values, strict=True) if i >= 0)
         out[query] = {d: s for d, s in named if not (dataset.drop_own_id and d == query)}
     return out

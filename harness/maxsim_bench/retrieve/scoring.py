@@ -47,17 +47,24 @@ class DocumentBlock:
 
     def __init__(self, documents: Embeddings, columns: np.ndarray, device: str) -> None:
         self.documents, self.columns, self.device = documents, columns, device
-        self._made: dict[tuple[str, str], Any] = {}
+        self._made: dict[tuple[str, str, int], Any] = {}
 
     def __len__(self) -> int:
         return len(self.documents)
 
-    def tensors(self, layout: str, dtype: str) -> Any:
-        """What `layout` needs: (D, lengths, offsets) packed, (D, lengths) masked, [(items, D)] dense."""
-        if (layout, dtype) not in self._made:
-            make = {"packed": self._packed, "masked": self._masked, "dense": self._dense}[layout]
-            self._made[layout, dtype] = make(dtype)
-        return self._made[layout, dtype]
+    def tensors(self, layout: str, dtype: str, multiple: int = 1) -> Any:
+        """What `layout` needs: (D, lengths, offsets) packed, (D, lengths) masked, [(items, D)] dense.
+
+        Args:
+            multiple: of tokens that a masked D is padded to.
+        """
+        key = layout, dtype, multiple if layout == "masked" else 1
+        if key not in self._made:
+            if layout == "masked":
+                self._made[key] = self._masked(dtype, multiple)
+            else:
+                self._made[key] = self._packed(dtype) if layout == "packed" else self._dense(dtype)
+        return self._made[key]
 
     def _packed(self, dtype: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         own = self.documents
@@ -67,9 +74,10 @@ class DocumentBlock:
             own.offsets().to(self.device),
         )
 
-    def _masked(self, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
+    def _masked(self, dtype: str, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
         own = self.documents
-        return operand(own.padded(fill=PADDING), dtype, self.device), own.lengths.to(self.device)
+        length = rounded(int(own.lengths.max()), multiple)
+        return operand(own.padded(length, PADDING), dtype, self.device), own.lengths.to(self.device)
 
     def _dense(self, dtype: str) -> list[tuple[list[int], torch.Tensor]]:
         """Documents of equal length together, without padding."""
@@ -81,6 +89,11 @@ class DocumentBlock:
             values = self.documents.select(items).values.view(len(items), length, self.documents.d)
             groups.append((items, operand(values, dtype, self.device)))
         return groups
+
+
+def rounded(length: int, multiple: int) -> int:
+    """The next multiple, at least one token."""
+    return max(1, -(-length // multiple)) * multiple
 
 
 def operand(values: torch.Tensor, dtype: str, device: str) -> torch.Tensor:
@@ -109,8 +122,13 @@ class Scorer:
         """Of the operands."""
         return self.cell.dtype or "fp16"
 
+    @property
+    def multiple(self) -> int:
+        """Of tokens that queries and documents are padded to; see `Backend.length_multiple`."""
+        return int(getattr(self.backend, "length_multiple", 1))
+
     def scores(self, queries: Embeddings, block: DocumentBlock) -> torch.Tensor:
-        """[queries, documents] fp32 on the CPU.
+        """[queries, documents] fp32 on the scorer's device.
 
         Raises:
             UnsupportedError: if the backend takes none of the layouts.
@@ -118,7 +136,7 @@ class Scorer:
         """
         import torch
 
-        out = torch.empty((len(queries), len(block)), dtype=torch.float32)
+        out = torch.empty((len(queries), len(block)), dtype=torch.float32, device=self.device)
         if out.numel() == 0:
             return out
         layout, many = self.way(queries, block)
@@ -130,7 +148,9 @@ class Scorer:
                         f"{self.backend.name} returned shape {tuple(got.shape)} for {len(rows)} queries and "
                         f"{len(columns)} documents"
                     )
-                out[rows.start : rows.stop, columns] = got.detach().to("cpu", torch.float32)
+                out[rows.start : rows.stop, columns] = got.detach().to(self.device, torch.float32)
+        if not getattr(self.backend, "empty_documents", True):
+            out[:, (block.documents.lengths == 0).to(self.device)] = empty_scores(queries, self.device)[:, None]
         return out
 
     def way(self, queries: Embeddings, block: DocumentBlock) -> tuple[str, bool]:
@@ -146,25 +166,23 @@ class Scorer:
 
     def _ask(self, layout: str, queries: Embeddings, block: DocumentBlock) -> Iterator[tuple[list[int], Any]]:
         """(documents, scores) of one call, or of one call a length where documents may not be padded."""
-        import torch
-
-        Q = operand(queries.padded(), self.dtype, self.device)
+        Lq = rounded(int(queries.lengths.max()), self.multiple)
+        Q = operand(queries.padded(Lq), self.dtype, self.device)
         # one query stands without padding; one without tokens keeps a single zero token, which adds nothing
-        q_lengths = None if len(queries) == 1 else queries.lengths.to(self.device)
+        q_lengths = None if len(queries) == 1 and self.multiple == 1 else queries.lengths.to(self.device)
         every = list(range(len(block)))
         if layout == "packed":
             D, lengths, offsets = block.tensors(layout, self.dtype)
             inputs = Inputs(Q=Q, D=D, q_lengths=q_lengths, d_lengths=lengths, cu_seqlens=offsets)
             yield every, self._call(layout, queries, block.documents, inputs)
         elif layout == "masked":
-            D, lengths = block.tensors(layout, self.dtype)
+            D, lengths = block.tensors(layout, self.dtype, self.multiple)
             inputs = Inputs(Q=Q, D=D, q_lengths=q_lengths, d_lengths=lengths)
             yield every, self._call(layout, queries, block.documents, inputs)
         else:
             for items, D in block.tensors(layout, self.dtype):
                 if D.shape[1] == 0:  # nothing to ask: no token, no score but the semantics' own
-                    empty = torch.where(queries.lengths > 0, float("-inf"), 0.0)
-                    yield items, empty[:, None].expand(-1, len(items))
+                    yield items, empty_scores(queries, self.device)[:, None].expand(-1, len(items))
                 else:
                     group = block.documents.select(items)
                     yield items, self._call(layout, queries, group, Inputs(Q=Q, D=D))
@@ -182,8 +200,8 @@ class Scorer:
             op="forward",
             Nq=len(queries),
             B=len(documents),
-            Lq=max(1, int(queries.lengths.max())),
-            Ld=max(1, int(documents.lengths.max())),
+            Lq=rounded(int(queries.lengths.max()), self.multiple),
+            Ld=rounded(int(documents.lengths.max()), self.multiple if layout != "dense" else 1),
             d=documents.d,
             dtype=self.dtype,  # type: ignore[arg-type]  # the cell's own
             layout=layout,  # type: ignore[arg-type]  # one of the literals, as `layout` spells them
@@ -192,6 +210,13 @@ class Scorer:
             quantiser=given.quantiser,
             chunk=given.chunk,
         )
+
+
+def empty_scores(queries: Embeddings, device: str) -> torch.Tensor:
+    """[queries] fp32: what every query has with a document without tokens."""
+    import torch
+
+    return torch.where(queries.lengths > 0, float("-inf"), 0.0).to(device)
 
 
 @dataclass(frozen=True)
@@ -215,6 +240,23 @@ def query_blocks(queries: Embeddings, documents: int, Ld: int, budget: int) -> l
         else:
             blocks.append([i])
     return [QueryBlock(places, queries.select(places)) for places in blocks]
+
+
+def joined(parts: Iterator[tuple[int, Embeddings]], Lq: int, budget: int) -> Iterator[tuple[int, Embeddings]]:
+    """Parts of a corpus put together up to about one block of `document_blocks`, so that small shards are one call."""
+    held: list[Embeddings] = []
+    start = longest = documents = 0
+    for first, part in parts:
+        longest_so_far = max(longest, int(part.lengths.max()) if len(part) else 0)
+        if held and 16 * max(1, Lq) * max(1, longest_so_far) * 4 * (documents + len(part)) > budget:
+            yield start, Embeddings.concatenate(held)
+            held, documents, longest_so_far = [], 0, int(part.lengths.max()) if len(part) else 0
+        if not held:
+            start = first
+        held.append(part)
+        longest, documents = longest_so_far, documents + len(part)
+    if held:
+        yield start, Embeddings.concatenate(held)
 
 
 def document_blocks(documents: Embeddings, Lq: int, budget: int) -> list[tuple[int, int]]:

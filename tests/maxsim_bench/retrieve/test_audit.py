@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from maxsim_bench.backends import registry
-from maxsim_bench.retrieve.audit import audit, bootstrap_interval, identical, rank_correlations
+from maxsim_bench.retrieve.audit import audit, bootstrap_interval, identical, rank_correlations, ranking_of
 from maxsim_bench.retrieve.diagnose import diagnose
 from maxsim_bench.retrieve.metrics import evaluate
 from maxsim_bench.retrieve.rank import rank
@@ -27,7 +27,7 @@ def audited(fake, cell, collection):
         one = found["it"]
         assert one.failure is None, one.failure
         told = diagnose(made.dataset, made.queries, made.documents, reference, scorer, one.errors, backend.relative)
-        return audit(made.dataset, base, one, backend.relative), told
+        return audit(made.dataset, ranking_of(made.dataset, base), one, backend.relative), told
 
     return run
 
@@ -129,8 +129,9 @@ def test_equality_to_the_bit_is_suspicious_where_the_arithmetic_cannot_give_it(f
     made = collection(noise=2.0)
     reference = Scorer(registry.get("reference"), cell(), "cpu")
     base, found = rank(made.dataset, made.queries, made.documents, reference, {"it": reference})
-    assert audit(made.dataset, base, found["it"], 0.0).suspicious == []
-    assert "to the bit" in audit(made.dataset, base, found["it"], 0.0, should_differ=True).suspicious[0]
+    wanted = ranking_of(made.dataset, base)
+    assert audit(made.dataset, wanted, found["it"], 0.0).suspicious == []
+    assert "to the bit" in audit(made.dataset, wanted, found["it"], 0.0, should_differ=True).suspicious[0]
 
 
 def test_the_bootstrap_interval_holds_the_mean_and_shrinks_with_queries() -> None:
