@@ -144,7 +144,7 @@ def _queries_and_count(
         ),
         (
             geo.shared, d.starts is not None, q.starts is not None, q.lengths is not None, slots is not None,
-            log_tokens_of(geo), block_i, pairs // block_i, block_d, chunk,
+            rows is not None, log_tokens_of(geo), block_i, pairs // block_i, block_d, chunk,
         ),
         1,
     )  # fmt: skip

@@ -143,20 +143,22 @@ def queries_and_count(
     stride_gn, stride_gk, d_pitch, q_pitch, q_span, count_programs, splits, q_rows,
     NQ, K, Ld, per_document, chunks,
     SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
-    Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr,
+    Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr, COUNT: tl.constexpr,
     LOG_TOKENS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
     """First launch of the CSR backward: programs below `count_programs` count entries, the others sum dQ.
 
-    The two are independent, one waits for memory while the other computes, and one launch costs less than two.
+    The two are independent, one waits for memory while the other computes, and one launch costs less than two. Without
+    COUNT there are no counting programs, and `place` and `begin` are not looked at.
     """
     pid = tl.program_id(0)
-    if pid < count_programs:
-        _count_entries(
-            pid, winner, place, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
-            SHARED, LOG_TOKENS, BE,
-        )  # fmt: skip
-    else:
+    if COUNT:
+        if pid < count_programs:
+            _count_entries(
+                pid, winner, place, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
+                SHARED, LOG_TOKENS, BE,
+            )  # fmt: skip
+    if pid >= count_programs:
         _query_rows(
             pid - count_programs, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
             stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
