@@ -67,9 +67,9 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
     generator.manual_seed(int(np.random.SeedSequence([cell.seed, set_index]).generate_state(1)[0]))
     Q = unit_vectors((cell.Nq, cell.Lq, cell.d), dtype, device, generator)
     q_lengths = _query_lengths(cell, Q, set_index)
-    documents = cell.Nq * cell.B if cell.pairing == "candidates" else cell.B
+    documents = cell.Nq * cell.B if cell.pairing == "candidates" else corpus_of(cell)
     if cell.layout in (None, "dense"):
-        shape = (cell.Nq, cell.B) if cell.pairing == "candidates" else (cell.B,)
+        shape = (cell.Nq, cell.B) if cell.pairing == "candidates" else (documents,)
         D = unit_vectors((*shape, cell.Ld, cell.d), dtype, device, generator)
         return Inputs(Q=Q, D=D, q_lengths=q_lengths)
     name = cell.length_distribution or f"uniform:1:{cell.Ld}"
@@ -85,6 +85,12 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
     if cell.pairing == "candidates":
         D, d_lengths = D.unflatten(0, (cell.Nq, cell.B)), d_lengths.view(cell.Nq, cell.B)
     return Inputs(Q=Q, D=D, q_lengths=q_lengths, d_lengths=d_lengths)
+
+
+def corpus_of(cell: Cell) -> int:
+    """Documents that the inputs of a cell hold: B, or the `corpus` of which a two-stage search keeps B."""
+    assert cell.B
+    return int(axis_of(cell, VARIANT + "corpus") or cell.B)
 
 
 def _dtype(name: str) -> torch.dtype:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from maxsim_bench.backends.base import Backend, Inputs
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import VARIANT, axis_of
 from maxsim_bench.measure import agreement
 from maxsim_bench.measure.errors import Errors, compare, distances
 from maxsim_bench.run.check import ResultError, Truth, Verdict, draw, results, select
@@ -43,6 +44,10 @@ _SEARCH_BLOCK_BYTES = 1 << 28  # of a corpus in host memory, scored at a time
 def truth_of(cell: Cell, inputs: Inputs, reference: Backend) -> Truth:
     """The truth of a cell, for its operator. A quantised cell is compared with the embeddings as given."""
     given = cell.model_copy(update={"quantiser": None})
+    if axis_of(cell, VARIANT + "corpus") is not None:
+        from maxsim_bench.run.pipeline_truth import PipelineTruth  # which builds on this module
+
+        return PipelineTruth(given, inputs, reference)
     return SearchTruth(given, inputs, reference) if cell.op == "search" else ScoreTruth(given, inputs, reference)
 
 
@@ -67,7 +72,7 @@ class ScoreTruth:
             most = int(_SAMPLE_OPERATIONS[device] / (flops / self.documents))
             self.sample = draw(self.documents, max(_FEWEST_DOCUMENTS, most), cell.seed)
         part = inputs if self.sample is None else select(cell, inputs, self.sample)
-        changed = cell if self.sample is None else _resized(cell, len(self.sample))
+        changed = cell if self.sample is None else resized(cell, len(self.sample))
         self.want = results(reference.prepare(changed, part)())
         self.like = self.want
 
@@ -115,7 +120,7 @@ class ScoreTruth:
 
     def _diagnosis(self, got: list[torch.Tensor], errors: Errors, tolerance: float) -> str:
         """What kind of wrong it is, as far as the numbers show."""
-        told = _told(errors, tolerance)
+        told = told_error(errors, tolerance)
         g, w = got[0], self.want[0]
         if bool((g.isnan() & ~w.isnan()).any()):
             told += "; NaN where the reference has numbers: part of the result was never written, or padding was read"
@@ -150,7 +155,7 @@ class SearchTruth:
             block = range(start, min(start + step, documents))
             part = select(forward, inputs, list(block))
             here = _together(part)
-            parts += results(reference.prepare(_resized(forward, len(block)), here)())
+            parts += results(reference.prepare(resized(forward, len(block)), here)())
         self.scores = torch.cat(parts, dim=1)
         self.best = self.scores.topk(min(cell.k, documents), dim=1).values
         self.like = [self.best]
@@ -164,9 +169,9 @@ class SearchTruth:
         true = self.scores.gather(1, ids)
         claimed, chosen = compare(got, true), compare(true.sort(dim=1, descending=True).values, self.best)
         if claimed.max_rel > tolerance:
-            return Verdict(claimed, f"returned scores are not their documents': {_told(claimed, tolerance)}")
+            return Verdict(claimed, f"returned scores are not their documents': {told_error(claimed, tolerance)}")
         if chosen.max_rel > tolerance:
-            return Verdict(claimed, f"better documents were missed: {_told(chosen, tolerance)}")
+            return Verdict(claimed, f"better documents were missed: {told_error(chosen, tolerance)}")
         return Verdict(claimed, None)
 
     def agreement(self, output: object) -> dict[str, float]:
@@ -177,17 +182,32 @@ class SearchTruth:
         return {"exact_topk": float((same | (chosen == self.best)).all(dim=1).double().mean())}
 
     def _shaped(self, output: object) -> tuple[torch.Tensor, torch.Tensor]:
-        parts = list(output) if isinstance(output, (tuple, list)) else []
-        if len(parts) != 2 or any(list(part.shape) != list(self.best.shape) for part in parts):
-            raise ResultError(f"returns no pair of scores and document numbers of shape {list(self.best.shape)}")
-        got, ids = (part.to(self.scores.device) for part in parts)
-        ids = ids.long()
-        if bool(((ids < 0) | (ids >= self.scores.shape[1])).any()):
-            raise ResultError("returns document numbers that do not exist")
-        ordered = ids.sort(dim=1).values
-        if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
-            raise ResultError("returns a document twice")
+        shape = list(self.best.shape)
+        got, ids = named_documents(output, shape, self.scores.shape[1], self.scores.device)
+        if list(got.shape) != shape:
+            raise ResultError(f"returns no pair of scores and document numbers of shape {shape}")
         return got, ids
+
+
+def named_documents(
+    output: object, shape: list[int], documents: int, device: torch.device
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """A pair (values, document numbers of `shape`) on `device`; the numbers exist, and no query names one twice.
+
+    Raises:
+        ResultError: for anything else.
+    """
+    parts = list(output) if isinstance(output, (tuple, list)) else []
+    if len(parts) != 2 or list(parts[1].shape) != shape:
+        raise ResultError(f"returns no pair of scores and document numbers of shape {shape}")
+    got, ids = (part.to(device) for part in parts)
+    ids = ids.long()
+    if bool(((ids < 0) | (ids >= documents)).any()):
+        raise ResultError("returns document numbers that do not exist")
+    ordered = ids.sort(dim=1).values
+    if bool((ordered[:, 1:] == ordered[:, :-1]).any()):
+        raise ResultError("returns a document twice")
+    return got, ids
 
 
 def _together(inputs: Inputs) -> Inputs:
@@ -198,7 +218,7 @@ def _together(inputs: Inputs) -> Inputs:
     return replace(inputs, D=inputs.D.to(device), d_lengths=lengths, cu_seqlens=offsets)
 
 
-def _told(errors: Errors, tolerance: float) -> str:
+def told_error(errors: Errors, tolerance: float) -> str:
     return f"relative error {errors.max_rel:.3g}, admitted {tolerance:g}"
 
 
@@ -232,7 +252,7 @@ def _columns(cell: Cell, scores: torch.Tensor, sample: list[int]) -> torch.Tenso
     return scores.index_select(_document_axis(cell), torch.tensor(sample, device=scores.device))
 
 
-def _resized(cell: Cell, documents: int) -> Cell:
+def resized(cell: Cell, documents: int) -> Cell:
     update: dict[str, object] = {"B": documents}
     if cell.pairing == "pairs":
         update["Nq"] = documents

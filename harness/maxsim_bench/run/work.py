@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import VARIANT, axis_of
 
 _ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
 _CODE, _SCORE, _NUMBER = 1, 4, 8  # bytes of a quantised element, a score, a document number
@@ -47,6 +48,8 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
         cell: with Nq, B, Lq, Ld, d and dtype set.
         d_lengths: real tokens of every document there is (B; Nq · B for candidates); None means Ld each.
     """
+    if axis_of(cell, VARIANT + "corpus") is not None:
+        return _two_stages(cell, d_lengths)
     Nq, B, Lq, Ld, d = (_known(cell, axis) for axis in ("Nq", "B", "Lq", "Ld", "d"))
     documents = Nq * B if cell.pairing == "candidates" else B
     tokens = documents * Ld if d_lengths is None else sum(int(n) for n in d_lengths)
@@ -62,6 +65,25 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
         flops += _GRADIENT_SIDES * 2.0 * pairs * Lq * d
         bytes_min += query_bytes + document_bytes  # the gradients have the shape and dtype of the inputs
     return Work(flops, bytes_min, pairs, unit_of(cell))
+
+
+def _two_stages(cell: Cell, d_lengths: Sequence[int] | None) -> Work:
+    """Work of the stage that a two-stage search's cell times; candidates are taken to be as long as the corpus is.
+
+    The first stage multiplies one vector with N; gathering reads and writes the candidates' tokens.
+    """
+    N, stage = int(axis_of(cell, VARIANT + "corpus")), axis_of(cell, VARIANT + "stage")
+    plain = cell.model_copy(update={"variant": None})
+    rerank = work_of(plain, None if d_lengths is None else list(d_lengths[: _known(cell, "B")]))
+    d, element = _known(cell, "d"), _ELEMENT[cell.dtype or "fp32"]
+    first = replace(rerank, flops=2.0 * N * d, bytes_min=float(N * d * element))
+    if stage == "stage1":
+        return first
+    if stage == "gather":
+        return replace(rerank, flops=0.0, bytes_min=2 * rerank.bytes_min)
+    if stage == "rerank":
+        return rerank
+    return replace(rerank, flops=rerank.flops + first.flops, bytes_min=rerank.bytes_min + first.bytes_min)
 
 
 def work_served(cell: Cell, backend: Backend, d_lengths: Sequence[int] | None = None) -> Work:
