@@ -2,8 +2,8 @@
 
 Room: `fused`. May import: nothing of ours but `fused.hopper_plan`.
 
-The kernel is `hopper_tf32_kernels.maxsim_forward_tf32x3`. A number takes eight bytes of shared memory, four for each of
-its parts, so a program holds at most 128 query rows, and none above 128 dimensions: there they travel with the documents.
+The kernel is `hopper_tf32_kernels.maxsim_forward_tf32x3`. A number takes eight bytes of shared memory, four for each
+of its parts, so a program holds at most 128 query rows. Those of more than 128 dimensions travel with the documents.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def plan_shape(
     processors: int = H200_PROCESSORS,
     ceiling: str = "unknown",
 ) -> HopperPlan:
-    """The cheaper of one and two consumers, with the best number of blocks; arguments as of `hopper_plan.plan_shape`."""
+    """The cheaper of one and two consumers, with the best number of blocks; arguments as for `hopper_plan`."""
     del argmax  # costs too little beside three products
     G = UNIT if Lq > 32 else max(8, 1 << (Lq - 1).bit_length())
     units = -(-Lq // UNIT) if not shared else -(-Nq * G // UNIT) if G < UNIT else Nq * -(-Lq // UNIT)
