@@ -78,9 +78,11 @@ def claims(places: Places, *, local: bool, element: str | None, verdict: str | N
     """The ledger, and its entries of one element or verdict. Raises `DeclarationError` for one that no claim has."""
     from maxsim_bench.report.claims import ledger, read_paper
     from maxsim_bench.report.claims.ledger import VERDICTS
+    from maxsim_bench.report.declared import Declared
     from maxsim_bench.report.load import load
 
-    found = ledger(read_paper(places.experiments / "paper"), load(places.roots(local=local)))
+    declared = Declared.below(places.experiments)
+    found = ledger(read_paper(places.experiments / "paper"), load(places.roots(local=local)), declared)
     for option, given, known in (
         ("--element", element, {e.element for e in found.entries}),
         ("--verdict", verdict, set(VERDICTS)),

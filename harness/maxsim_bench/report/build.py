@@ -12,7 +12,9 @@ from pathlib import Path
 from maxsim_bench.report import style
 from maxsim_bench.report.claims import Ledger, ledger, read_paper
 from maxsim_bench.report.claims.tables import ledger_tables
+from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.elements import Artefact, artefacts
+from maxsim_bench.report.elements.audits import audit_tables
 from maxsim_bench.report.elements.goals import goal_tables
 from maxsim_bench.report.figures import Figure
 from maxsim_bench.report.goals import read_goals
@@ -35,6 +37,11 @@ class Places:
     def paper(self) -> Path:
         """Claims and what is known of them."""
         return self.experiments / "paper"
+
+    @property
+    def thresholds(self) -> Path:
+        """What counts as a difference between two runs."""
+        return self.experiments / "compare" / "thresholds.toml"
 
     @property
     def goals(self) -> Path:
@@ -71,14 +78,20 @@ class Report:
     results: Results
     artefacts: tuple[Artefact, ...]
     ledger: Ledger
+    declared: Declared
 
 
 def compose(roots: Sequence[Path], places: Places) -> Report:
     """Load and compute everything; nothing is drawn or written."""
-    results = load(roots)
-    verdicts = ledger(read_paper(places.paper), results)
-    made = [*artefacts(results), *goal_tables(results, read_goals(places.goals)), *ledger_tables(verdicts, results)]
-    return Report(results, tuple(made), verdicts)
+    results, declared = load(roots), Declared.below(places.experiments)
+    verdicts = ledger(read_paper(places.paper), results, declared)
+    made = [
+        *artefacts(results),
+        *audit_tables(results, places.thresholds),
+        *goal_tables(results, read_goals(places.goals)),
+        *ledger_tables(verdicts, results),
+    ]
+    return Report(results, tuple(made), verdicts, declared)
 
 
 def build_report(
@@ -114,9 +127,7 @@ def build_report(
                 say(f"drew {out / artefact.name}.pdf")
         sidecar.write(out)
     removed = _remove_orphans(out, {sidecar.name for sidecar in sidecars})
-    page = write_page(
-        Page(report.results, report.artefacts, sidecars, report.ledger, places.experiments), out, out / PAGE
-    )
+    page = write_page(Page(report.results, report.artefacts, sidecars, report.ledger, report.declared), out, out / PAGE)
     if readme is not None:
         replace_block(readme, readme_block(report.results, report.artefacts, report.ledger, out.name))
     return ReportPaths(

@@ -15,9 +15,9 @@ from typing import Any
 
 import pandas as pd
 
-from maxsim_bench.declare.load import load_directory
 from maxsim_bench.report import names
 from maxsim_bench.report.claims import Ledger
+from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.elements import Artefact
 from maxsim_bench.report.figures import Figure
 from maxsim_bench.report.load import Results
@@ -42,7 +42,7 @@ class Page:
     artefacts: Sequence[Artefact]
     sidecars: Sequence[Sidecar]
     ledger: Ledger
-    experiments: Path
+    declared: Declared
 
 
 def page_hash(made: Sequence[Artefact]) -> str:
@@ -141,13 +141,13 @@ def _elements(verdicts: Ledger) -> list[dict[str, Any]]:
 
 def _coverage(page: Page) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Titles of the experiments; and for each declared card how many cells have a row and how to measure the rest."""
-    declared = load_directory(page.experiments) if page.experiments.is_dir() else {}
+    declared = page.declared.experiments
     measured = set(page.results.frame["cell_hash"])
     cards = sorted(set(page.results.frame["device"]))
     lines = []
     for experiment in declared.values():
         for card in dict.fromkeys([*(c for c in experiment.gpus("paper") if c != "any"), *cards]):
-            hashes = {cell.hash() for cell in experiment.cells(card, "paper")}
+            hashes = {planned.cell.hash() for planned in page.declared.grid(experiment.name, card, "paper")}
             if hashes:
                 done = len(hashes & measured)
                 command = f"maxsim-bench run {experiment.name} --profile paper"

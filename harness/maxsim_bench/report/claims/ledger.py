@@ -16,13 +16,16 @@ from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.claims.match import Answer, Index, NoAnswer, answer, baseline_rows
 from maxsim_bench.report.claims.paper import Claim, Paper, Peak, Tolerance
+from maxsim_bench.report.claims.unmeasured import reason
 from maxsim_bench.report.claims.values import Asked, NoValue, arithmetic, value
+from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.load import Results
 
 Verdict = Literal["holds", "better", "differs", "other hardware", "not measured", "superseded"]
 VERDICTS: tuple[Verdict, ...] = ("holds", "better", "differs", "other hardware", "not measured", "superseded")
 FOOTPRINT = Peak(resident=("inputs",))
 _FAILED_FITS = ("oom", "skipped")
+_REFUSED = ("unsupported", "error")
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Entry:
         reading: another reading of the same claim where its protocol allows two, in words.
         ours, ours_by: our own kernel on the same cells, judged by nobody.
         comparable: whether this kind of number may be compared given where both were measured.
-        why: of the verdict.
+        why: of the verdict; command: what would measure it, for what is not.
     """
 
     claim_id: str
@@ -56,6 +59,7 @@ class Entry:
     note: str
     cell: str
     source: str
+    command: str
 
 
 @dataclass(frozen=True)
@@ -89,9 +93,9 @@ class Ledger:
         return {verdict: sum(entry.verdict == verdict for entry in self.entries) for verdict in VERDICTS}
 
 
-def ledger(paper: Paper, results: Results) -> Ledger:
-    """The verdict on every claim from the rows at hand."""
-    context = _Context(paper, Index(results), results)
+def ledger(paper: Paper, results: Results, declared: Declared) -> Ledger:
+    """The verdict on every claim from the rows at hand; where there are none, what is declared says how to get them."""
+    context = _Context(paper, Index(results), results, declared)
     return Ledger(tuple(_entry(claim, context) for claim in paper.claims), paper)
 
 
@@ -102,6 +106,7 @@ class _Context:
     paper: Paper
     index: Index
     results: Results
+    declared: Declared
 
 
 @dataclass
@@ -119,17 +124,18 @@ class _Found:
     reading: str = ""
     cell: str = ""
     source: str = ""
+    command: str = ""
+
+    def also(self, *remarks: str) -> None:
+        """Add to the other readings what is not said yet."""
+        self.reading = "; ".join(dict.fromkeys(r for r in (self.reading, *remarks) if r))
 
 
 def _entry(claim: Claim, context: _Context) -> Entry:
     element = context.paper.elements[claim.paper_element]
-    try:
-        found = _judged(claim, context)
-    except (NoAnswer, NoValue) as reason:
-        command = f" Measure it with `{element.command}`." if element.command and element.missing else ""
-        found = _Found(why=f"{reason}.{command}")
+    found = _found(claim, context)
     if claim.superseded:
-        found.verdict, found.why = "superseded", "the authors replaced this number themselves"
+        found.verdict, found.why, found.command = "superseded", "the authors replaced this number themselves", ""
     notes = [claim.note, *element.notes] if not claim.superseded else [claim.note]
     return Entry(
         claim_id=claim.claim_id, element=claim.paper_element, metric=claim.metric, unit=claim.unit,
@@ -138,20 +144,38 @@ def _entry(claim: Claim, context: _Context) -> Entry:
     )  # fmt: skip
 
 
+def _found(claim: Claim, context: _Context) -> _Found:
+    known = context.paper.unmeasured(claim)
+    if known is not None and known.hard:
+        return _Found(why=known.why, command=known.command)
+    try:
+        return _judged(claim, context)
+    except NoAnswer:
+        missing = reason(claim, context.paper, context.declared)
+        return _Found(why=missing.why, command=missing.command)
+    except NoValue as told:  # a row is there, but not this number of it, or not its baseline's
+        whose = claim.model_copy(update={"backend": claim.baseline, "baseline": ""}) if claim.baseline else claim
+        return _Found(why=str(told), command=reason(whose, context.paper, context.declared).command)
+
+
 def _judged(claim: Claim, context: _Context) -> _Found:
     paper, index = context.paper, context.index
     tolerance = paper.tolerances[claim.metric]
     computed = arithmetic(claim) if tolerance.name == "arithmetic" else None
     if computed is not None and claim.number is not None:
         verdict, why = _compare(claim, claim.number, computed, tolerance)
-        return _Found(names.number(computed, 4), "arithmetic", "no card", comparable="yes: it follows from sizes alone",
+        told = _Found(names.number(computed, 4), "arithmetic", "no card", comparable="yes: it follows from sizes alone",
                       verdict=verdict, why=why)  # fmt: skip
+        return _counted(claim, told, context)
     found = answer(claim, paper, index)
     if claim.metric == "first_oom_B":
-        return _first_oom(claim, found, index)
+        return _first_oom(claim, found, context)
     told = _told(found, index)
     if claim.metric == "status":
-        return _judged_status(claim, found, told)
+        return _judged_status(claim, found, told, paper)
+    failed = found.rows[0]
+    if len(found.rows) == 1 and failed.status != "ok":
+        return _judged_failure(claim, failed, told, paper)
     measured = _number(claim, found.rows, found, context)
     assert claim.number is not None, "only a status is a word"
     told.measured = names.number(measured, 4)
@@ -176,20 +200,21 @@ def _told(found: Answer, index: Index) -> _Found:
         measured_on=", ".join(sorted({names.card(row.cell.gpu) for row in found.rows})),
         cell=first.cell.hash() if len(found.rows) == 1 else f"{len(found.rows)} cells",
         source=", ".join(sorted({index.sources[row.key] for row in found.rows})),
+        reading="; ".join(dict.fromkeys(n for n in (found.rule.note, found.who.note) if n)),
     )
 
 
 def _number(claim: Claim, rows: Sequence[Row], found: Answer, context: _Context, peak: Peak | None = None) -> float:
     """The claim's number over the rows: one row's, or the extreme that the claim's relation speaks of."""
     paper, index = context.paper, context.index
-    bases = baseline_rows(rows, claim, paper, found.rule, index)
+    bases = baseline_rows(rows, claim, paper, index)
     values, reasons = [], []
     for row, base in zip(rows, bases, strict=True):
         if row.status != "ok":
             reasons.append(f"{row.backend} is {row.status} there: {row.error}")
             continue
         try:
-            values.append(value(Asked(claim, row, base, peak or paper.peak(claim), index, context.results)))
+            values.append(value(Asked(claim, row, base, peak or paper.peak(claim), found.who, index, context.results)))
         except NoValue as reason:
             reasons.append(str(reason))
     if not values:
@@ -199,9 +224,11 @@ def _number(claim: Claim, rows: Sequence[Row], found: Answer, context: _Context,
 
 def _extreme(claim: Claim) -> Callable[[list[float]], float]:
     """Over several cells: the low end of a range, the largest of "up to" and "at most", the first of anything else."""
+    if claim.metric == "warmup_wall_s":
+        return sum  # of all shapes that are warmed up
     if claim.variants.get("range") == "low":
         return min
-    if claim.relation in ("<=", "up to"):
+    if claim.variants.get("range") == "high" or claim.relation in ("<=", "up to"):
         return max
     return lambda values: values[0]
 
@@ -215,14 +242,32 @@ def _beside(claim: Claim, told: _Found, found: Answer, context: _Context) -> Non
         except NoValue:
             told.ours = ""
     peak, fill = context.paper.peak(claim), context.paper.fill(claim)
-    if fill is not None and fill.why:
-        told.reading = fill.why
-    if claim.metric in ("peak_gb", "memory_ratio") and peak.bytes:
+    told.also(fill.why if fill is not None else "")
+    bases = baseline_rows(found.rows, claim, context.paper, context.index) if claim.metric == "speedup" else []
+    if any(base is not None and base.cell != row.cell for row, base in zip(found.rows, bases, strict=False)):
+        told.also("a ratio of medians: the baseline was measured on a cell of its own")
+    if claim.metric in ("peak_gb", "memory_ratio") and (peak.bytes or "fp32_inputs" in peak.resident):
         try:
             bare = _number(claim, found.rows, found, context, FOOTPRINT)
         except NoValue:
             return
-        told.reading = f"as published ({peak.why}); without that: {names.number(bare, 4)} {claim.unit}"
+        told.also(f"as published ({peak.why}); without that: {names.number(bare, 4)} {claim.unit}")
+
+
+def _counted(claim: Claim, told: _Found, context: _Context) -> _Found:
+    """Beside computed traffic what hardware counters saw, where a row holds it."""
+    if claim.metric != "hbm_gb":
+        return told
+    try:
+        found = answer(claim, context.paper, context.index)
+        counted = _number(claim, found.rows, found, context)
+    except (NoAnswer, NoValue):
+        told.also("computed, as published; no hardware counter was read")
+        return told
+    there = _told(found, context.index)
+    told.cell, told.source = there.cell, there.source
+    told.also(f"computed, as published; counted by hardware: {names.number(counted, 4)} GB on {there.measured_on}")
+    return told
 
 
 def _compare(claim: Claim, published: float, measured: float, tolerance: Tolerance) -> tuple[Verdict, str]:
@@ -243,16 +288,35 @@ def _compare(claim: Claim, published: float, measured: float, tolerance: Toleran
     return "differs", f"{off}, outside {slack}"
 
 
-def _judged_status(claim: Claim, found: Answer, told: _Found) -> _Found:
-    """Whether it fits, compared under the same cap (or on the same card) only."""
+def _same_room(claim: Claim, row: Row, paper: Paper) -> bool:
+    """Whether the row may use as much memory as the published run: the same card, or its cap."""
+    cap = paper.mapping.caps.get(claim.gpu)
+    return row.cell.gpu == claim.gpu.lower() or (cap is not None and row.cell.memory_cap == cap)
+
+
+def _judged_failure(claim: Claim, row: Row, told: _Found, paper: Paper) -> _Found:
+    """A number was published, and here there is none: a difference where the rooms or cards are the same."""
+    told.measured = row.status
+    comparable = row.cell.gpu == claim.gpu.lower() or (row.status in _FAILED_FITS and _same_room(claim, row, paper))
+    told.comparable = "yes: the same card or as many bytes" if comparable else "no: another card"
+    told.verdict = "differs" if comparable else "other hardware"
+    told.why = f"{row.status} here, {claim.value} {claim.unit} there: {row.error}"
+    return told
+
+
+def _judged_status(claim: Claim, found: Answer, told: _Found, paper: Paper) -> _Found:
+    """Whether it fits, compared under the same cap (or on the same card); or that a kernel refuses a shape."""
     row = found.rows[0]
     told.measured = row.status
-    cap = found.rule.caps.get(claim.gpu)
-    same_room = row.cell.gpu == claim.gpu.lower() or (cap is not None and row.cell.memory_cap == cap)
+    if claim.value == "not_supported":
+        told.comparable = "yes: a refusal does not depend on the card"
+        told.verdict = "holds" if row.status in _REFUSED else "differs"
+        told.why = f"{row.status} here: {row.error or 'it runs'}"
+        return told
     if claim.value not in ("oom", "ok"):
         told.verdict, told.why = "not measured", f"{claim.value!r} is a remark on the authors' own run"
         return told
-    if not same_room:
+    if not _same_room(claim, row, paper):
         told.comparable = "no: another card has another amount of memory"
         told.verdict, told.why = "other hardware", f"{row.status} here, {claim.value} on {claim.gpu}"
         return told
@@ -267,15 +331,14 @@ def _judged_status(claim: Claim, found: Answer, told: _Found) -> _Found:
     return told
 
 
-def _first_oom(claim: Claim, found: Answer, index: Index) -> _Found:
+def _first_oom(claim: Claim, found: Answer, context: _Context) -> _Found:
     """The smallest corpus that did not fit, among the rows beside the one that the claim names."""
-    row = found.rows[0]
+    row, index = found.rows[0], context.index
     like = [r for r in index.of(row.cell.experiment, row.backend) if _but_B(r) == _but_B(row)]
     told = _told(found, index)
     failed = sorted(r.cell.B or 0 for r in like if r.status in _FAILED_FITS)
-    cap = found.rule.caps.get(claim.gpu)
     assert claim.number is not None
-    if row.cell.gpu != claim.gpu.lower() and row.cell.memory_cap != cap:
+    if not _same_room(claim, row, context.paper):
         told.verdict, told.why = "other hardware", "another card has another amount of memory"
         told.comparable = "no: " + told.why
         return told

@@ -5,16 +5,17 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from maxsim_bench.declare.experiment import axis_of, axis_value, matches
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import axis_value, matches
 from maxsim_bench.record.row import Row
 from maxsim_bench.report.claims.paper import Answering, Claim, Fill, Paper, Rule
 from maxsim_bench.report.load import Results
 
-_BYTES = ("peak_gb", "memory_ratio", "status", "first_oom_B", "residual_transient_gb", "grads_gb")
+BYTES = frozenset({"peak_gb", "memory_ratio", "status", "first_oom_B", "residual_transient_gb"})
 
 
 class NoAnswer(LookupError):  # noqa: N818  # it is a finding, not an error of the program
@@ -28,25 +29,25 @@ class Answer:
     Attributes:
         rows: of the first backend that has any, all of one experiment; several where the claim spans several cells.
         beside: rows of our own kernel on the same cells.
-        rule, backend: how they were found, and whose they are.
+        rule, who, backend: how they were found, and whose they are.
     """
 
     rows: tuple[Row, ...]
     beside: tuple[Row, ...]
     rule: Rule
+    who: Answering
     backend: str
 
 
 class Index:
-    """Rows by experiment and backend, and each row's source."""
+    """Rows by experiment and backend, by cell, and each row's source."""
 
     def __init__(self, results: Results) -> None:
         self._rows: dict[tuple[str, str], list[Row]] = {}
         self.sources: dict[str, str] = {}
         self.cells: dict[str, dict[str, Row]] = {}
         for row, source in zip(results.rows, results.frame["source"], strict=True):
-            names = {row.cell.experiment, "fidelity" if row.cell.op == "fidelity" else row.cell.experiment}
-            for name in names:  # rankings are found whatever the experiment that asked for them is called
+            for name in _names(row):
                 self._rows.setdefault((name, row.backend), []).append(row)
             self.sources[row.key] = source
             self.cells.setdefault(row.cell.hash(), {})[row.backend] = row
@@ -56,65 +57,108 @@ class Index:
         return self._rows.get((experiment, backend), [])
 
 
+def _names(row: Row) -> set[str]:
+    """The row's experiment; rankings are found whatever the experiment that asked for them is called."""
+    return {row.cell.experiment, "fidelity"} if row.cell.op == "fidelity" else {row.cell.experiment}
+
+
 def answer(claim: Claim, paper: Paper, index: Index) -> Answer:
-    """The rows that answer a claim.
+    """The rows that answer a claim: of the first rule, experiment and backend that has any.
+
+    A backend that does not claim the cell leaves it to the next one.
 
     Raises:
-        NoAnswer: saying what would have to be measured.
+        NoAnswer: if there are none.
     """
-    rule = paper.rule(claim)
-    element = paper.elements[claim.paper_element]
-    if rule is None:
-        raise NoAnswer(element.missing or f"no experiment of this project answers {claim.experiment!r}")
-    if claim.backend in paper.mapping.not_measurements:
-        raise NoAnswer(paper.mapping.not_measurements[claim.backend])
-    who = paper.mapping.backends[rule.backends].get(claim.backend)
-    if who is None:
-        raise NoAnswer(element.missing or f"no backend of this project stands for {claim.backend!r}")
-    fill = paper.fill(claim)
-    for experiment in rule.rows:
-        for backend in _allowed(who, claim):
-            found = _matching(claim, rule, who, fill, index.of(experiment, backend))
-            if found:
-                beside = [row for own in who.beside for row in _same_cells(found, own, index)]
-                return Answer(tuple(found), tuple(beside), rule, backend)
-    raise NoAnswer(element.missing or _wanted(claim, rule, who))
+    for rule, who in answering(claim, paper):
+        fill = paper.fill(claim)
+        for experiment in rule.rows:
+            for backend in allowed(who, claim):
+                rows = [row for row in index.of(experiment, backend) if row.status != "unsupported"]
+                found = _matching(claim, paper, rule, who, fill, rows)
+                if found:
+                    beside = [row for own in who.beside for row in _same_cells(found, own, index)]
+                    return Answer(tuple(found), tuple(beside), rule, who, backend)
+    raise NoAnswer(f"no row answers {claim.backend} of {claim.paper_element}")
 
 
-def baseline_rows(rows: Sequence[Row], claim: Claim, paper: Paper, rule: Rule, index: Index) -> list[Row | None]:
-    """For each row the row of the claim's baseline on the same cell, None where it was not measured there."""
-    who = paper.mapping.backends[rule.backends].get(claim.baseline)
-    if who is None:
-        return [None] * len(rows)
-    allowed = _allowed(who, claim)
-    return [
-        next((index.cells[r.cell.hash()][b] for b in allowed if b in index.cells[r.cell.hash()]), None) for r in rows
-    ]
+def answering(claim: Claim, paper: Paper) -> list[tuple[Rule, Answering]]:
+    """The rules that a claim falls under, each with who answers for its backend there."""
+    found = []
+    for rule in paper.rules(claim):
+        who = paper.mapping.backends[rule.backends].get(claim.backend)
+        if who is not None:
+            found.append((rule, who))
+    return found
 
 
-def _allowed(who: Answering, claim: Claim) -> tuple[str, ...]:
-    return who.answers + (who.for_memory if claim.metric in _BYTES else ())
+def allowed(who: Answering, claim: Claim) -> tuple[str, ...]:
+    """Our backends that may answer, in order of preference."""
+    return who.answers + (who.for_memory if claim.metric in BYTES else ())
+
+
+def baseline_rows(rows: Sequence[Row], claim: Claim, paper: Paper, index: Index) -> list[Row | None]:
+    """For each row the claim's baseline: on the same cell, else the row that answers the baseline's own claim.
+
+    None where it was not measured. Times of two cells were not taken in turn, so their ratio is one of medians.
+    """
+    theirs = claim.model_copy(update={"backend": claim.baseline, "baseline": ""})
+    found: list[Row | None] = []
+    for row in rows:
+        base = next((b for b in _on_the_same_cell(row, theirs, paper, index) if b is not None), None)
+        found.append(base if base is not None or len(rows) > 1 else _elsewhere(row, theirs, paper, index))
+    return found
+
+
+def _on_the_same_cell(row: Row, theirs: Claim, paper: Paper, index: Index) -> Iterable[Row | None]:
+    measured, fill = index.cells[row.cell.hash()], paper.fill(theirs)
+    for rule, who in answering(theirs, paper):
+        if _names(row) & set(rule.rows) and cell_fits(row.cell, theirs, rule, who, fill):
+            rows = [measured[b] for b in allowed(who, theirs) if b in measured]
+            yield _fastest(rows)[0] if who.fastest and rows else next(iter(rows), None)
+
+
+def _elsewhere(row: Row, theirs: Claim, paper: Paper, index: Index) -> Row | None:
+    try:
+        found = answer(theirs, paper, index).rows
+    except NoAnswer:
+        return None
+    return found[0] if len(found) == 1 and found[0].cell.gpu == row.cell.gpu else None
 
 
 def _same_cells(rows: Iterable[Row], backend: str, index: Index) -> list[Row]:
     return [found for row in rows if (found := index.cells[row.cell.hash()].get(backend)) is not None]
 
 
-def _matching(claim: Claim, rule: Rule, who: Answering, fill: Fill | None, rows: Sequence[Row]) -> list[Row]:
+def _matching(
+    claim: Claim, paper: Paper, rule: Rule, who: Answering, fill: Fill | None, rows: Sequence[Row]
+) -> list[Row]:
+    found = [row for row in rows if cell_fits(row.cell, claim, rule, who, fill)]
     if fill is not None and fill.every_row:
-        return [row for row in rows if matches(fill.when, row.cell)]
-    wanted = _wanted_axes(claim, rule, who)
-    when = fill.when if fill is not None else {}
-    found = [row for row in rows if _fits(row, wanted) and matches(when, row.cell)]
-    found = [row for row in found if _sized(row, claim, rule, fill)]
-    if rule.match:
-        named = (claim.dataset, claim.encoder)
-        found = [row for row in found if _same_collection(row, named)]
-    return _of_one_kind(_preferring_card(found, claim, rule), fill)
+        return found
+    found = _preferring_card(found, claim, paper.mapping.caps.get(claim.gpu))
+    if fill is not None or rule.every or len(found) < 2:
+        return found
+    return _fastest(found)[:1] if who.fastest else _plainest(found)
 
 
-def _wanted_axes(claim: Claim, rule: Rule, who: Answering) -> dict[str, Any]:
-    wanted = {**rule.cell, **rule.elements.get(claim.paper_element, {}), **who.cell}
+def cell_fits(cell: Cell, claim: Claim, rule: Rule, who: Answering, fill: Fill | None) -> bool:
+    """Whether a cell, measured or only declared, is what the claim speaks of under this rule."""
+    if fill is not None and fill.every_row:
+        return matches(fill.when, cell)
+    if not _sized(cell, claim, rule, fill) or not matches(wanted_axes(claim, rule, who), cell):
+        return False
+    if rule.match and not _same_collection(cell, claim):
+        return False
+    return fill is None or matches(fill.when, cell)
+
+
+def wanted_axes(claim: Claim, rule: Rule, who: Answering) -> dict[str, Any]:
+    """Conditions beside the sizes: what the rule, the element, the metric, the claim's variants and `who` fix."""
+    wanted = {**rule.cell, **rule.elements.get(claim.paper_element, {}), **rule.metrics.get(claim.metric, {})}
+    for word in rule.words.keys() & claim.variants.keys():
+        wanted |= rule.words[word]
+    wanted |= who.cell
     dtype = who.dtype or (claim.dtype if claim.dtype in ("fp16", "bf16", "fp32") else None)
     if dtype and not rule.match:
         wanted["dtype"] = dtype
@@ -122,46 +166,43 @@ def _wanted_axes(claim: Claim, rule: Rule, who: Answering) -> dict[str, Any]:
         if name in claim.variants:
             text = rule.values.get(claim.variants[name], claim.variants[name])
             wanted[axis] = int(text) if axis == "chunk" else axis_value(axis, text)
-    return wanted
+    return _typed(wanted)
 
 
-def _fits(row: Row, wanted: dict[str, Any]) -> bool:
-    return all(axis_of(row.cell, axis) == value for axis, value in wanted.items())
+def _typed(wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """An axis that must not be used is written "none" in a condition."""
+    return {axis: "none" if value is None else value for axis, value in wanted.items()}
 
 
-def _sized(row: Row, claim: Claim, rule: Rule, fill: Fill | None) -> bool:
-    """Sizes are equal where the claim names them; a claim that names no size needs a rule that fills it."""
+def _sized(cell: Cell, claim: Claim, rule: Rule, fill: Fill | None) -> bool:
+    """Sizes are equal where the claim names them; one that names too few needs a rule that says so."""
     sizes = {axis: getattr(claim, axis) for axis in rule.axes}
     named = {axis: size for axis, size in sizes.items() if size is not None}
-    if rule.axes and fill is None and len(named) < len(sizes):
+    if fill is None and not rule.partial and len(named) < len(sizes):
         return False
-    return all(getattr(row.cell, axis) == size for axis, size in named.items())
+    return all(getattr(cell, axis) == size for axis, size in named.items())
 
 
-def _same_collection(row: Row, named: tuple[str, str]) -> bool:
-    dataset, encoder = (text.lower().rsplit("/", 1)[-1] for text in named)
-    return (row.cell.dataset or "").lower() == dataset and (row.cell.encoder or "").lower().rsplit("/", 1)[
-        -1
-    ] == encoder
+def _same_collection(cell: Cell, claim: Claim) -> bool:
+    def name(text: str | None) -> str:
+        return (text or "").lower().rsplit("/", 1)[-1]
+
+    return (name(cell.dataset), name(cell.encoder)) == (name(claim.dataset), name(claim.encoder))
 
 
-def _preferring_card(rows: list[Row], claim: Claim, rule: Rule) -> list[Row]:
+def _preferring_card(rows: list[Row], claim: Claim, cap: int | None) -> list[Row]:
     """Rows of the claim's card if there are any, else under its cap, else of whichever card has most of them."""
-    cap = rule.caps.get(claim.gpu)
-    capped = [row for row in rows if row.cell.memory_cap == cap]
-    rows = capped or rows
     own = [row for row in rows if row.cell.gpu == claim.gpu.lower()]
     if own:
         return own
+    rows = [row for row in rows if cap is not None and row.cell.memory_cap == cap] or rows
     cards = [row.cell.gpu for row in rows]
     most = max(sorted(set(cards)), key=cards.count, default="")
     return [row for row in rows if row.cell.gpu == most]
 
 
-def _of_one_kind(rows: list[Row], fill: Fill | None) -> list[Row]:
+def _plainest(rows: list[Row]) -> list[Row]:
     """One row for a claim of one cell: a dense one before others, the largest chunk where the backend has none."""
-    if fill is not None or len(rows) < 2:
-        return rows
     return [
         max(
             rows,
@@ -170,11 +211,5 @@ def _of_one_kind(rows: list[Row], fill: Fill | None) -> list[Row]:
     ]
 
 
-def _wanted(claim: Claim, rule: Rule, who: Answering) -> str:
-    sizes = [f"{axis}={getattr(claim, axis)}" for axis in rule.axes if getattr(claim, axis) is not None]
-    place = f" at {', '.join(sizes)}" if sizes else ""
-    data = " on " + " with ".join(p for p in (claim.dataset, claim.encoder) if p) if claim.dataset else ""
-    where = " ".join(f"--where {size}" for size in sizes)
-    asked = _allowed(who, claim) or who.for_memory
-    command = f"maxsim-bench run {rule.rows[0]} --backend {asked[0]} {where}".strip()
-    return f"no row of {asked[0]}{place}{data} in {', '.join(rule.rows)}" + ("" if rule.match else f": {command}")
+def _fastest(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: (row.latency_ms is None, row.latency_ms or 0.0))

@@ -94,37 +94,61 @@ class Tolerance(_Strict):
 
 
 class Answering(_Strict):
-    """Our backends that answer for one of the paper's; `for_memory` those that may only where bytes are asked for."""
+    """Our backends that answer for one of the paper's.
+
+    Attributes:
+        answers: in order of preference; for_memory: those that may only where bytes are asked for.
+        beside: our own, shown beside and judged by nobody.
+        dtype, cell: of the cells that count; a condition is written as in an experiment's `when`.
+        fastest: of several rows the fastest answers (a block or a compiler flavour that is the best of a sweep).
+        extra: metric → key of the row's `extra` that holds it.
+        note: in what this backend differs from the published one.
+    """
 
     answers: tuple[str, ...]
     for_memory: tuple[str, ...] = ()
     beside: tuple[str, ...] = ()
     dtype: str | None = None
     cell: dict[str, Any] = {}
+    fastest: bool = False
+    extra: dict[str, str] = {}
+    note: str = ""
 
 
 class Rule(_Strict):
     """Which experiments of ours answer which of the paper's, and how their axes correspond.
 
+    Several rules may fit a claim; they are tried in the order of the file.
+
     Attributes:
         claims, rows: experiments of the paper, and of ours in order of preference.
-        axes: sizes that must be equal; match: for rankings, what must.
+        of: elements that it is for; all if none is named.
+        axes: sizes that must be equal; partial: a claim that names fewer of them is answered by any such cell.
+        match: for rankings, what must be equal.
+        metrics: metric → axes that it fixes (a stage of a pipeline).
+        words: word among the claim's variants → axes that it fixes.
+        every: all rows that fit are meant, not one of them.
         cell, elements: axes of ours that are fixed, and other values of them for an element.
         variant, values: the claim's variants that are axes of ours, and how their values are called here.
-        caps: the claim's card → bytes of the cap that lets another card answer for it.
         backends: which table of backends counts.
+        note: in what the rows differ from the published protocol.
     """
 
     claims: tuple[str, ...]
     rows: tuple[str, ...]
+    of: tuple[str, ...] = ()
     axes: tuple[str, ...] = INTEGERS
+    partial: bool = False
+    every: bool = False
     match: tuple[str, ...] = ()
     cell: dict[str, Any] = {}
     variant: dict[str, str] = {}
     values: dict[str, str] = {}
-    caps: dict[str, int] = {}
     elements: dict[str, dict[str, Any]] = {}
+    metrics: dict[str, dict[str, Any]] = {}
+    words: dict[str, dict[str, Any]] = {}
     backends: str = "default"
+    note: str = ""
 
 
 class Fill(_Strict):
@@ -140,6 +164,35 @@ class Fill(_Strict):
     why: str = ""
 
 
+class Unmeasured(_Strict):
+    """Why no row answers some claims, and the command that would measure them; empty lists mean all.
+
+    Attributes:
+        elements, metrics, backends, datasets: which claims; variants: variant → values.
+        hard: the reason holds whatever rows there are (a quality on synthetic embeddings).
+        command: none where nobody outside can measure it (a data sheet, a private record).
+    """
+
+    elements: tuple[str, ...]
+    metrics: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    datasets: tuple[str, ...] = ()
+    variants: dict[str, tuple[str, ...]] = {}
+    hard: bool = False
+    why: str
+    command: str = ""
+
+    def covers(self, claim: Claim) -> bool:
+        """Whether the claim is one of these."""
+        named = (
+            (self.elements, claim.paper_element), (self.metrics, claim.metric), (self.backends, claim.backend),
+            (self.datasets, claim.dataset),
+        )  # fmt: skip
+        if any(known and value not in known for known, value in named):
+            return False
+        return all(claim.variants.get(name) in values for name, values in self.variants.items())
+
+
 class Peak(_Strict):
     """What a published peak counts beside what a call allocates."""
 
@@ -149,12 +202,14 @@ class Peak(_Strict):
 
 
 class Correspondence(_Strict):
-    """The file mapping.toml."""
+    """The file mapping.toml. `caps`: card → bytes of the cap under which another card answers for it."""
 
     backends: dict[str, dict[str, Answering]]
     not_measurements: dict[str, str] = {}
+    caps: dict[str, int] = {}
     rules: tuple[Rule, ...]
     fill: tuple[Fill, ...] = ()
+    unmeasured: tuple[Unmeasured, ...] = ()
     peaks: dict[str, Peak]
 
 
@@ -177,9 +232,17 @@ class Paper:
     mapping: Correspondence
     elements: Mapping[str, Element]
 
-    def rule(self, claim: Claim) -> Rule | None:
-        """The rule for the claim's experiment, None if nothing of ours answers it."""
-        return next((rule for rule in self.mapping.rules if claim.experiment in rule.claims), None)
+    def rules(self, claim: Claim) -> list[Rule]:
+        """The rules for the claim's experiment and element, in order; none if nothing of ours answers it."""
+        return [
+            rule
+            for rule in self.mapping.rules
+            if claim.experiment in rule.claims and (not rule.of or claim.paper_element in rule.of)
+        ]
+
+    def unmeasured(self, claim: Claim) -> Unmeasured | None:
+        """Why no row answers the claim, where the mapping says so."""
+        return next((u for u in self.mapping.unmeasured if u.covers(claim)), None)
 
     def fill(self, claim: Claim) -> Fill | None:
         """The cells that an incomplete claim speaks of."""
