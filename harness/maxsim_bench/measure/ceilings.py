@@ -20,8 +20,9 @@ _STREAM_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
 
 _FAST_END = 0.05  # quantile of the samples that a ceiling is taken from; the very fastest may be a glitch
 
-# An IEEE-accurate fp32 product can be had from three products of TF32 or fp16 halves (Markidis et al. 2018; Ootomo &
-# Yokota 2022), so a third of those rates is a ceiling for fp32 where it is higher than the fp32 units'.
+# An fp32 product can be had from three of TF32 halves (Markidis et al. 2018; Ootomo & Yokota 2022), so a third of that
+# rate is a ceiling for fp32 where it is higher than the fp32 units'. Not of fp16 halves: fp32 has numbers beyond their
+# exponents, so an operator that takes any operand cannot be made of them. Six of bf16 parts are no faster.
 _SPLIT_PRODUCTS = 3
 
 
@@ -62,8 +63,8 @@ class Ceilings:
         """Best rate at which operands of `unit` can be multiplied to their accuracy; None if not measured."""
         rates = [self.matmul_tflops.get(unit)]
         if unit == "fp32":
-            rates += [self.matmul_tflops.get(part) for part in ("tf32", "fp16")]
-            rates = [rates[0], *(r / _SPLIT_PRODUCTS for r in rates[1:] if r is not None)]
+            tf32 = self.matmul_tflops.get("tf32")
+            rates.append(None if tf32 is None else tf32 / _SPLIT_PRODUCTS)
         known = [rate for rate in rates if rate is not None]
         return max(known) if known else None
 

@@ -27,8 +27,8 @@ def test_the_binding_ceiling_is_the_one_that_needs_longest() -> None:
     assert percent_of_ceiling(0.004, 1e6, 1e6, "fp16", CARD) == (pytest.approx(50.0), "launch")
 
 
-def test_fp32_may_be_served_by_three_products_of_narrower_operands() -> None:
-    assert CARD.compute_tflops("fp32") == pytest.approx(800 / 3)
+def test_fp32_may_be_served_by_three_products_of_tf32_and_not_of_fp16_whose_range_is_narrower() -> None:
+    assert CARD.compute_tflops("fp32") == pytest.approx(400 / 3)
     assert CARD.compute_tflops("tf32") == 400.0
     assert CARD.compute_tflops("int8") is None
 
