@@ -5,6 +5,7 @@ Room: `backends`. May import: declare, `maxsim`.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +16,7 @@ from maxsim_bench.backends.training_loss import refusal, step, variant_of
 from maxsim_bench.backends.training_ours import NEAR_TIES
 from maxsim_bench.declare.cell import Cell
 
+_PATH_VARIABLE = "FLASH_BWD_PATH"
 _INSTALL = "pip install 'maxsim-bench[peers]'"
 
 # Normwise. Neither peer states how exact its gradients are; this is what tells a working one from a broken one.
@@ -23,9 +25,14 @@ _WORKS = 5e-2
 
 @dataclass(frozen=True)
 class TrainFlash:
-    """flash-maxsim 0.3.0 `flash_maxsim_batched_train`: every query with every document, fp16."""
+    """flash-maxsim 0.3.0 `flash_maxsim_batched_train`: every query with every document, fp16.
+
+    `path` names one of its backward paths ("invgrid": by document, over a sorted inverse grid; "atomic": a launch a
+    side); by itself it takes "atomic_unified", one launch for both. It reads the choice from the environment.
+    """
 
     name: str = "train_flash_maxsim"
+    path: str | None = None
     exact: bool = False
     install: str | None = _INSTALL
 
@@ -51,7 +58,21 @@ class TrainFlash:
 
         shared = cell.pairing != "candidates"
         lengths = None if inputs.d_lengths is None else inputs.d_lengths.flatten()
-        return step(cell, lambda Q, D: flash_maxsim_batched_train(Q, D, shared, lengths), inputs.Q, inputs.D)
+        run = step(cell, lambda Q, D: flash_maxsim_batched_train(Q, D, shared, lengths), inputs.Q, inputs.D)
+        return run if self.path is None else lambda: _by(self.path, run)
+
+
+def _by(path: str | None, run: Callable[[], object]) -> object:
+    """Run with the package held to one backward path; its variable is put back as it was."""
+    before = os.environ.get(_PATH_VARIABLE)
+    os.environ[_PATH_VARIABLE] = path or "auto"
+    try:
+        return run()
+    finally:
+        if before is None:
+            del os.environ[_PATH_VARIABLE]
+        else:
+            os.environ[_PATH_VARIABLE] = before
 
 
 @dataclass(frozen=True)
@@ -91,4 +112,10 @@ class TrainLik:
         return step(cell, lambda Q, D: lik.maxsim(Q, D, d_mask=mask, backward=backward), inputs.Q, D)
 
 
-BACKENDS = [TrainFlash(), TrainLik("train_lik", "auto"), TrainLik("train_lik_lowmem", "lowmem")]
+BACKENDS = [
+    TrainFlash(),
+    TrainFlash("train_flash_csr", path="invgrid"),
+    TrainFlash("train_flash_atomic", path="atomic"),
+    TrainLik("train_lik", "auto"),
+    TrainLik("train_lik_lowmem", "lowmem"),
+]

@@ -53,7 +53,7 @@ def test_a_second_call_computes_anew():
 
 def test_every_training_backend_refuses_a_forward_cell_and_a_piece_is_refused_by_whole_steps():
     training = {n: b for n, b in registry.backends().items() if n.startswith("train_")}
-    assert len(training) == 13
+    assert len(training) == 15
     for backend in training.values():
         assert backend.supports(cell(op="forward"), "cuda") is not None
     piece = cell(variant="loss=sum;stage=dq")
