@@ -105,7 +105,7 @@ def sweep(request: Request) -> Swept:
         )
     chosen = [(experiment, plan) for experiment, plan in chosen if plan.planned and experiment.op != "fidelity"]
     if not chosen:
-        raise DeclarationError([_nothing(r, machine)])
+        raise DeclarationError([nothing(r.names, machine.key, r.profile, (*r.where, *r.backends))])
     done = Swept(folder=r.folder.as_posix(), plans=[plan for _, plan in chosen], dry_run=r.dry_run)
     options = SweepOptions(device=machine.device, force=r.force, timeout_s=r.timeout_s)
     if r.prebuild and not r.dry_run:
@@ -137,11 +137,11 @@ def _prebuilt(request: Request, machine: Machine, plans: list[Outline]) -> Built
     )
 
 
-def _nothing(request: Request, machine: Machine) -> str:
-    named = ", ".join(request.names) or "any experiment"
-    told = f"no cell of {named} is declared for {machine.key} under profile {request.profile}"
-    filters = [*request.where, *request.backends]
-    return told + (f" with {' '.join(filters)}" if filters else "") + ". `maxsim-bench plan` shows what is declared."
+def nothing(names: Iterable[str], gpu: str, profile: ProfileName, filters: Iterable[str]) -> str:
+    """The message of `plan` and `run`, which both end with exit code 2, where no cell is left."""
+    told = f"no cell of {', '.join(names) or 'any experiment'} is declared for {gpu} under profile {profile}"
+    given = " ".join(filters)
+    return told + (f" with {given}" if given else "") + ". `maxsim-bench plan` shows what is declared."
 
 
 def sweep_lines(done: Swept) -> list[str]:

@@ -31,6 +31,7 @@ def test_results_have_the_shape_of_their_pairing():
         ({"Q": Q.half()}, "D: dtype is torch.float32, of Q torch.float16"),
         ({"Q": Q[..., :7]}, "D: embedding dimension is 8, of Q 7"),
         ({"D": D.to("meta")}, "D: is on meta, Q on cpu"),
+        ({"Q": Q.to("meta"), "D": D.to("meta")}, "Q, D: are on the device meta, which holds no numbers"),
         ({"pairing": "pairs"}, "D: 6 documents for 2 queries"),
         ({"pairing": "each"}, "pairing: 'each' is not one of all, pairs, candidates"),
         ({"precision": "fp16"}, "precision: 'fp16' is not one of ieee, tf32"),

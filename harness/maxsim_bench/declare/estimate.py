@@ -26,6 +26,7 @@ class Gpu(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     key: str
+    names: tuple[str, ...] = ()
     pattern: str | None = None
     min_gb: float = 0.0
     max_gb: float = float("inf")
@@ -36,15 +37,17 @@ class Gpu(BaseModel):
     fp32_tflops: float
     int8_tops: float
     bandwidth_gbs: float
+    most_fp16_tflops: float | None = None
     l2_mb: float | None = None
     source: str
 
 
 @cache
 def known_gpus() -> dict[str, Gpu]:
-    """Key → card, from `gpus.toml`."""
-    text = resources.files("maxsim_bench.declare").joinpath("gpus.toml").read_text(encoding="utf-8")
-    return {key: Gpu(key=key, **fields) for key, fields in tomllib.loads(text).items()}
+    """Key → card, from the package's `gpus.toml`; entries that are a data sheet only are no keys."""
+    text = resources.files("maxsim_bench").joinpath("gpus.toml").read_text(encoding="utf-8")
+    entries = [Gpu(key=key, **fields) for key, fields in tomllib.loads(text).items()]
+    return {gpu.key: gpu for gpu in entries if gpu.pattern or gpu.key == "cpu"}
 
 
 def gpu_key(device_name: str, memory_bytes: int) -> str:

@@ -1,11 +1,14 @@
 """What the makers' data sheets promise at most: a time that implies more was not the time of the work.
 
-Room: `measure`. Imports nothing else of ours.
+Room: `measure`. Imports nothing else of ours. The figures are data, in the package's `gpus.toml`.
 """
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from functools import cache
+from importlib import resources
 
 
 @dataclass(frozen=True)
@@ -22,30 +25,29 @@ class Peak:
         return {"fp16": self.half, "bf16": self.half, "int8": self.int8, "fp8": self.int8}.get(unit, self.tf32)
 
 
-# NVIDIA's data sheets, dense figures (without sparsity). Parts of the driver's name of a card, the first match counts.
-_PEAKS: tuple[tuple[str, Peak], ...] = (
-    ("H200 NVL", Peak(half=836, tf32=418, int8=1671, gbs=4800)),
-    ("H200", Peak(half=990, tf32=495, int8=1979, gbs=4800)),
-    ("GH200", Peak(half=990, tf32=495, int8=1979, gbs=4900)),
-    ("H100 PCIe", Peak(half=757, tf32=378, int8=1513, gbs=2000)),
-    ("H100 NVL", Peak(half=836, tf32=418, int8=1671, gbs=3900)),
-    ("H100", Peak(half=990, tf32=495, int8=1979, gbs=3350)),
-    ("A100-SXM4-80GB", Peak(half=312, tf32=156, int8=624, gbs=2039)),
-    ("A100 80GB PCIe", Peak(half=312, tf32=156, int8=624, gbs=1935)),
-    ("A100", Peak(half=312, tf32=156, int8=624, gbs=1555)),
-    ("B200", Peak(half=2250, tf32=1125, int8=4500, gbs=8000)),
-    ("L40S", Peak(half=362, tf32=183, int8=733, gbs=864)),
-    ("L4", Peak(half=121, tf32=60, int8=242, gbs=300)),
-    ("RTX 4090", Peak(half=330, tf32=83, int8=661, gbs=1008)),
-    ("RTX 3090", Peak(half=142, tf32=36, int8=284, gbs=936)),
-)  # fmt: skip
-
 _MARGIN = 1.05  # boost clocks may lie a little above the sheet's
+
+
+@cache
+def _sheets() -> tuple[tuple[tuple[str, ...], Peak], ...]:
+    """Parts of a driver's name → bounds, in the order of the package's `gpus.toml`."""
+    entries = tomllib.loads(resources.files("maxsim_bench").joinpath("gpus.toml").read_text(encoding="utf-8"))
+    return tuple(
+        (
+            tuple(card["names"]),
+            Peak(
+                half=card.get("most_fp16_tflops", card["fp16_tflops"]), tf32=card["tf32_tflops"],
+                int8=card["int8_tops"], gbs=card["bandwidth_gbs"],
+            ),
+        )
+        for card in entries.values()
+        if "names" in card
+    )  # fmt: skip
 
 
 def peak_of(device_name: str) -> Peak | None:
     """The data sheet of a card by the driver's name, None for one that is not in the table."""
-    return next((peak for part, peak in _PEAKS if part in device_name), None)
+    return next((peak for names, peak in _sheets() if any(name in device_name for name in names)), None)
 
 
 def impossible(

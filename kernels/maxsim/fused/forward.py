@@ -107,6 +107,8 @@ def check(q: TokenBatch, d: TokenBatch, pairing: Pairing, precision: Precision, 
         raise ValueError(f"path: {path!r} is not one of {', '.join(PATHS)}")
     if q.device != d.device:
         raise ValueError(f"D: is on {d.device}, Q on {q.device}; move one of them")
+    if q.device.type == "meta":
+        raise ValueError("Q, D: are on the device meta, which holds no numbers; give tensors of a processor or a GPU")
     if q.dtype != d.dtype:
         raise ValueError(f"D: dtype is {d.dtype}, of Q {q.dtype}; cast one of them, nothing is cast silently")
     if q.d != d.d:

@@ -87,6 +87,11 @@ def test_an_unknown_card_refuses_nothing() -> None:
         ("NVIDIA H100 80GB HBM3", 3350),
         ("NVIDIA A100-SXM4-80GB", 2039),
         ("NVIDIA A100-SXM4-40GB", 1555),
+        ("NVIDIA A100 80GB PCIe", 1935),
+        ("NVIDIA H100 PCIe", 2000),
+        ("NVIDIA GH200 480GB", 4900),
+        ("NVIDIA L40S", 864),
+        ("NVIDIA L4", 300),
     ],
 )
 def test_cards_are_found_by_the_name_the_driver_gives(name: str, gbs: float) -> None:
