@@ -16,6 +16,7 @@ import click
 from maxsim_bench import __version__
 from maxsim_bench.declare.experiment import PROFILES
 from maxsim_bench.options import Finite, experiments_option, grid_options, json_option, places_options, results_option
+from maxsim_bench.stopping import terminated_as_interrupted
 
 
 class Commands(click.Group):
@@ -28,7 +29,8 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command. An exception of ours and an unusable file are a message and exit code 2; a bug shows."""
         try:
-            return super().invoke(ctx)
+            with terminated_as_interrupted():
+                return super().invoke(ctx)
         except KeyboardInterrupt:
             click.echo("Stopped. Every finished row is kept; the same command goes on from there.", err=True)
             ctx.exit(1)
@@ -248,15 +250,27 @@ def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
 @click.argument("base")
 @click.argument("new")
 @click.option("--rev", is_flag=True, help="BASE and NEW are git revisions whose kernels are measured now, in turn.")
-@click.option("--experiment", metavar="NAME", help="With --rev: forward cells of this experiment, not the headline.")
-@click.option("--where", multiple=True, metavar="AXIS=VALUE", help="With --rev: only such cells: Lq=32, B>=1000.")
+@click.option("--experiment", metavar="NAME", help="Only its rows; with --rev its forward cells, not the headline.")
+@click.option("--backend", "backends", multiple=True, metavar="NAME", help="Only this backend's rows (repeatable).")
+@click.option("--where", multiple=True, metavar="AXIS=VALUE", help="Only such cells: Lq=32, B>=1000.")
+@click.option(
+    "--thresholds",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="What counts as a difference. [default: EXPERIMENTS/compare/thresholds.toml]",
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(["slower", "undecided", "nothing"]),
+    default="slower",
+    show_default=True,
+    help="What makes the exit code 1; undecided: that or slower.",
+)
+@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Also write every format here.")
 @click.option(
     "--format", "form", type=click.Choice(["markdown", "json", "html"]), default="markdown", show_default=True
 )
 @places_options
-def compare(
-    base: str, new: str, rev: bool, experiment: str | None, where: tuple[str, ...], form: Any, **folders: Path
-) -> None:
+def compare(base: str, new: str, rev: bool, fail_on: str, into: Path | None, form: Any, **given: Any) -> None:
     """Decide what became faster or slower.
 
     BASE and NEW are stores, folders of them, git revisions of results/, or JSON of pytest-benchmark. Every cell and
@@ -269,21 +283,16 @@ def compare(
     Example: maxsim-bench compare HEAD results --format json
     Example: maxsim-bench compare --rev HEAD~1 HEAD --where Lq=32
     """
-    from maxsim_bench.comparing import comparison_text, thresholds_path
-    from maxsim_bench.report.compare import compare_results
-    from maxsim_bench.reporting import Places
+    from maxsim_bench.comparing import FAIL_ON, Request, compared, comparison_text, write_comparison
 
-    places = Places(**folders)
-    if rev:
-        from maxsim_bench.revisions import measured_revisions
-
-        found = measured_revisions(base, new, places, experiment, where)
-    elif experiment or where:
-        raise click.UsageError("--experiment and --where choose what is measured, and only --rev measures")
-    else:
-        found = compare_results(base, new, thresholds=thresholds_path(places))
+    request = Request.of(base, new, **given)
+    if rev and request.backends:
+        raise click.UsageError("--backend chooses rows of a store, and --rev measures the kernels of revisions")
+    found = compared(request, measure=rev)
+    if into is not None:
+        write_comparison(found, into)
     click.echo(comparison_text(found, form), nl=False)
-    sys.exit(found.exit_code)
+    sys.exit(found.fails_on(FAIL_ON[fail_on]))
 
 
 @main.command()

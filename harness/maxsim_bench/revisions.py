@@ -68,15 +68,16 @@ def chosen_cells(machine: Machine, experiments: Path, name: str | None, where: S
     return kept
 
 
-def measured_revisions(base: str, new: str, places: Places, experiment: str | None, where: Sequence[str]) -> Comparison:
-    """`compare_revisions` on the device at hand, by the declared thresholds; see `chosen_cells`."""
-    from maxsim_bench.comparing import thresholds_path
+def measured_revisions(
+    base: str, new: str, places: Places, thresholds: Path, experiment: str | None, where: Sequence[str]
+) -> Comparison:
+    """`compare_revisions` on the device at hand, by the thresholds of a file; see `chosen_cells`."""
     from maxsim_bench.machine import this_machine
     from maxsim_bench.report.compare import read_thresholds
 
     machine = this_machine()
     cells = chosen_cells(machine, places.experiments, experiment, where)
-    return compare_revisions(base, new, cells, read_thresholds(thresholds_path(places)), machine=machine)
+    return compare_revisions(base, new, cells, read_thresholds(thresholds), machine=machine)
 
 
 def compare_revisions(

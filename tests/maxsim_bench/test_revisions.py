@@ -131,10 +131,10 @@ def test_filters_that_leave_no_cell_are_refused(invoke: Invoke) -> None:
     )
 
 
-def test_filters_without_rev_are_wrong_usage(repository: Path) -> None:
-    done = CliRunner().invoke(main, ["compare", "a", "b", "--where", "Lq=32"])
+def test_backends_of_revisions_are_wrong_usage(repository: Path) -> None:
+    done = CliRunner().invoke(main, ["compare", "--rev", "a", "b", "--backend", "eager"])
     assert done.exit_code == 2
-    assert "only --rev measures" in done.output
+    assert "--rev measures the kernels of revisions" in done.output
 
 
 def test_both_revisions_are_packages_of_their_own_down_to_their_data(repository: Path) -> None:

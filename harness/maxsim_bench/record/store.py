@@ -106,6 +106,11 @@ class Store:
         header, end = self._header_and_end()
         if header is None:
             return {}
+        if not {"cell_hash", "backend"} & set(header):  # columns of every version of the schema
+            raise StoreError(
+                f"{self.path}:1: no header of a results file: the first line names no columns. If it was cut off, put "
+                "back the first line of another CSV that the same version wrote; else move the file away."
+            )
         unknown = [name for name in header if name not in Row.columns()]
         if unknown:
             raise StoreError(

@@ -21,6 +21,8 @@ from maxsim_bench.record.store import Store
 NOT_COMMITTED = frozenset({"local", "history"})
 # Folder beside the CSVs that holds every query's nDCG@10 of a fidelity cell: no rows, but what a figure follows from.
 PER_QUERY = "fidelity"
+# Beside the CSVs of a card: the same sweeps once more, to see how well they repeat; and the record of a self-test.
+REPEAT, SELFTEST = "repeat", "selftest.json"
 
 
 class ReportError(ValueError):
@@ -66,7 +68,7 @@ class Results:
 
 
 def csv_files(root: Path) -> list[Path]:
-    """The CSVs of a results folder: its own and those of its cards' folders, but not `local` and `history`.
+    """The CSVs of a results folder: its own and those of its cards' folders, but not `local`, `history` and `repeat`.
 
     `results` gives what is committed; `results/local` gives this machine's own. A CSV gives itself.
 
@@ -77,7 +79,7 @@ def csv_files(root: Path) -> list[Path]:
         return [root]
     if not root.is_dir():
         raise ReportError(f"{root}: no such results. Measure with `maxsim-bench run`, or name another --results.")
-    aside = NOT_COMMITTED | {PER_QUERY}
+    aside = NOT_COMMITTED | {PER_QUERY, REPEAT}
     return sorted(p for p in root.rglob("*.csv") if not aside & set(p.relative_to(root).parts[:-1]))
 
 
@@ -97,8 +99,9 @@ def load(roots: Sequence[Path]) -> Results:
                 paths[source] = path
                 environments |= read_environments(path.parent)
                 rows += [(row, source) for row in Store(path).rows()]
-                for side in sorted((path.parent / PER_QUERY).glob("*.csv")):
-                    paths.setdefault(source_name(side, root), side)
+                for side in (f"{PER_QUERY}/*.csv", f"{REPEAT}/*.csv", SELFTEST):
+                    for found in sorted(path.parent.glob(side)):
+                        paths.setdefault(source_name(found, root), found)
     return results_of(newest(rows), paths, environments)
 
 

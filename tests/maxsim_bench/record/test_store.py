@@ -100,6 +100,16 @@ def test_a_damaged_line_is_named_with_what_to_do(tmp_path: Path, row: MakeRow, o
         Store(path).rows()
 
 
+def test_a_lost_header_is_not_taken_for_another_version(tmp_path: Path, row: MakeRow) -> None:
+    path = tmp_path / "t.csv"
+    Store(path).append([row(1), row(2)])
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[1:]))
+    with pytest.raises(
+        StoreError, match=r"t\.csv:1: no header of a results file: .* put back the first line of another"
+    ):
+        Store(path).rows()
+
+
 def test_something_else_than_a_results_file_is_not_overwritten(tmp_path: Path, row: MakeRow) -> None:
     path = tmp_path / "notes.csv"
     path.write_text("my notes")

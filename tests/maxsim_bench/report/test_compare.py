@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from maxsim_bench.cli import main
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report.compare import (
     CompareError,
+    Selection,
     Thresholds,
     compare_results,
     compare_runs,
@@ -203,6 +207,86 @@ def test_machines_that_differ_without_a_ratio_have_nothing_to_compare(tmp_path: 
     elsewhere = [bare[0].model_copy(update={"environment_id": "other"})]
     with pytest.raises(CompareError, match="under different fingerprints"):
         compare_results(run(tmp_path / "a", bare, made), run(tmp_path / "b", elsewhere, made), thresholds=THRESHOLDS)
+
+
+def killed(folder: Path, rows: list[Row], made: Any) -> None:
+    made.written(folder, rows[:4])  # whole rows only: that is what a kill leaves
+
+
+def torn(folder: Path, rows: list[Row], made: Any) -> None:
+    path = made.written(folder, rows) / "h200" / "forward.csv"
+    path.write_bytes(path.read_bytes()[:-20])
+
+
+def mixed(folder: Path, rows: list[Row], made: Any) -> None:
+    made.written(folder, [rows[0].model_copy(update={"environment_id": "other"}), *rows[1:]])
+
+
+def vanished(folder: Path, rows: list[Row], made: Any) -> None:
+    made.written(folder, rows[1:])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (killed, r"Error: 2 rows of base are not in new:\n.*\n.*\nA row .*If the run was killed, its command goes on"),
+        (torn, r"Error: new/h200/forward\.csv: its last line is cut off, so rows may be missing\. Resume the run"),
+        (mixed, r"Error: new: forward on h200 was measured under 2 fingerprints \(env-h200, other\): .* with --force"),
+        (vanished, r"Error: 1 rows of base are not in new:\n  eager: forward on H200: Nq = 1, B = 100, "),
+    ],
+)
+def test_the_command_refuses_with_a_message_and_wrong_usage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: list[Row], made: Any, spoil: Any, told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made.written(Path("base"), rows)
+    spoil(Path("new"), rows, made)
+    done = CliRunner().invoke(main, ["compare", "base", "new", "--thresholds", str(THRESHOLDS)])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert re.match(told, done.stderr), done.stderr
+
+
+# Chosen rows, exit codes.
+
+
+def test_rows_that_were_not_chosen_may_be_missing(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    """A repetition of some backends and cells is compared with the whole run that it repeats."""
+    part = [row for row in rows if row.backend == "fused" and row.cell.B != 100]
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", part, made, seed=1)
+    only = Selection(("forward",), ("fused",), ({"B": ">= 1000"},))
+    done = compare_results(base, new, thresholds=THRESHOLDS, only=only)
+    assert len({one.subject for one in done.decided}) == 2
+    with pytest.raises(CompareError, match="holds no row that was asked for"):
+        compare_results(base, new, thresholds=THRESHOLDS, only=Selection(backends=("lik",)))
+
+
+def test_how_well_a_run_repeats_is_the_share_of_ratios_near_one(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    changed = slower(rows[:2], 1.1) + rows[2:]
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", changed, made, seed=1)
+    found = {one.metric: one for one in compare_results(base, new, thresholds=THRESHOLDS).agreements()}
+    assert (found["latency_ms"].within, found["latency_ms"].compared) == (5, 6)
+    assert (found["speedup"].within, found["speedup"].compared) == (2, 3), "a baseline has no ratio to itself"
+    assert found["latency_ms"].farthest_percent == pytest.approx(10, abs=1)
+
+
+@pytest.mark.parametrize(
+    ("fail_on", "factor", "noise", "code"),
+    [
+        ("slower", 1.2, 0.005, 1), ("nothing", 1.2, 0.005, 0), ("slower", 1.0, 0.2, 0), ("undecided", 1.0, 0.2, 1),
+        ("undecided", 1.0, 0.005, 0),
+    ],
+)  # fmt: skip
+def test_what_fails_is_chosen(
+    tmp_path: Path, rows: list[Row], made: Any, fail_on: str, factor: float, noise: float, code: int
+) -> None:
+    base = run(tmp_path / "a", rows, made, noise=noise)
+    new = run(tmp_path / "b", slower(rows, factor), made, noise=noise, seed=1)
+    arguments = ["compare", base, new, "--thresholds", str(THRESHOLDS), "--fail-on", fail_on]
+    done = CliRunner().invoke(main, [*arguments, "--into", str(tmp_path / "out")])
+    assert done.exit_code == code, done.output
+    assert (tmp_path / "out" / "comparison.md").read_text() == done.stdout
+    assert json.loads((tmp_path / "out" / "comparison.json").read_text())["counts"]
+    assert (tmp_path / "out" / "comparison.html").read_text().startswith("<!doctype html>")
 
 
 # Sources.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,29 @@ from maxsim_bench.report.compare.decide import (
     effect_of,
     needed_for,
 )
-from maxsim_bench.report.compare.sources import CompareError, Measured, Run, read_run
+from maxsim_bench.report.compare.sources import CompareError, Measured, Run, Selection, read_run
 from maxsim_bench.report.compare.statistics import Effect, adjusted, paired_effect
 from maxsim_bench.report.compare.thresholds import Threshold, Thresholds, read_thresholds
 from maxsim_bench.report.tables import templates
 
 ORDER: tuple[Decision, ...] = ("SLOWER", "UNDECIDED", "FASTER", "SAME")
+AGREE_PERCENT = 2.0  # two runs of one build are expected to agree as closely on nearly every row
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How near the ratios of one metric lie to 1: of a run and its repetition, how well it repeats.
+
+    Attributes:
+        within, compared: ratios within `percent` of 1, of so many.
+        farthest_percent: how far the worst of them lies from 1.
+    """
+
+    metric: str
+    percent: float
+    within: int
+    compared: int
+    farthest_percent: float
 
 
 @dataclass(frozen=True)
@@ -56,11 +73,29 @@ class Comparison:
     @property
     def exit_code(self) -> int:
         """1 if anything is SLOWER, else 0; what is UNDECIDED fails nothing, and is told."""
-        return 1 if any(one.decision == "SLOWER" for one in self.decided) else 0
+        return self.fails_on({"SLOWER"})
+
+    def fails_on(self, decisions: Collection[Decision]) -> int:
+        """1 if anything came out as one of these, else 0."""
+        return 1 if any(one.decision in decisions for one in self.decided) else 0
+
+    def agreements(self, percent: float = AGREE_PERCENT) -> list[Agreement]:
+        """One for each metric that was compared by samples."""
+        ratios: dict[str, list[float]] = {}
+        for one in self.decided:
+            if one.effect is not None:
+                ratios.setdefault(one.metric, []).append(100 * abs(one.effect.ratio - 1))
+        return [
+            Agreement(metric, percent, sum(p <= percent for p in far), len(far), max(far))
+            for metric, far in sorted(ratios.items())
+        ]
 
     def json(self) -> str:
         """For a program; NaN is null."""
-        told = {**asdict(self), "counts": self.counts(), "exit_code": self.exit_code}
+        told = {
+            **asdict(self), "counts": self.counts(), "exit_code": self.exit_code,
+            "agreements": [asdict(one) for one in self.agreements()],
+        }  # fmt: skip
         return json.dumps(_without_nan(told), indent=1, ensure_ascii=False) + "\n"
 
     def markdown(self) -> str:
@@ -75,24 +110,29 @@ class Comparison:
         return {
             "base": self.base, "new": self.new, "counts": self.counts(), "notes": self.notes,
             "rate": self.false_discovery_rate, "number": names.number, "backend": names.backend,
+            "agreements": self.agreements(),
             "moved": [one for one in self.decided if one.decision != "SAME"],
             "same": [one for one in self.decided if one.decision == "SAME"],
         }  # fmt: skip
 
 
 def compare_results(
-    base: str, new: str, *, thresholds: Path = Path("experiments/compare/thresholds.toml"), repository: Path = Path(".")
+    base: str,
+    new: str,
+    *,
+    thresholds: Path = Path("experiments/compare/thresholds.toml"),
+    repository: Path = Path("."),
+    only: Selection = Selection(),  # noqa: B008  # frozen
 ) -> Comparison:
-    """Compare two runs given as files, folders or git revisions.
+    """Compare two runs given as files, folders or git revisions; of stores, the rows that fit `only`.
 
     Raises:
         CompareError: for runs without a common row, a vanished row, a baseline that is zero or NaN, a mixture of
             fingerprints, a truncated input, or nothing comparable.
         ReportError, StoreError: for inputs that cannot be read.
     """
-    return compare_runs(
-        read_run(base, repository=repository), read_run(new, repository=repository), read_thresholds(thresholds)
-    )
+    before, after = (read_run(source, repository=repository, only=only) for source in (base, new))
+    return compare_runs(before, after, read_thresholds(thresholds))
 
 
 @dataclass(frozen=True)
@@ -155,7 +195,8 @@ def _require_rows(base: Run, new: Run) -> None:
         more = f"\n  and {len(vanished) - 10} more" if len(vanished) > 10 else ""
         raise CompareError(
             f"{len(vanished)} rows of {base.name} are not in {new.name}:\n{shown}{more}\n"
-            "A row that vanished may hide a loss. Measure them, or compare a base without them."
+            "A row that vanished may hide a loss. If the run was killed, its command goes on where it stopped; else "
+            "measure them, or choose the rows to compare with --experiment, --backend and --where."
         )
 
 

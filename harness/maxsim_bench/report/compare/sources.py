@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from maxsim_bench.declare.experiment import matches
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import common_rounds, read_samples, samples_path
@@ -63,10 +64,35 @@ class Run:
     measured: Mapping[str, Measured] = field(default_factory=dict)
 
 
-def read_run(source: str, *, repository: Path = Path(".")) -> Run:
+@dataclass(frozen=True)
+class Selection:
+    """Which rows of both runs to compare: all that fit every part; an empty part fits all.
+
+    Attributes:
+        experiments, backends: names.
+        conditions: on the axes of a cell, as `declare.select.parse_where` reads them.
+    """
+
+    experiments: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    conditions: tuple[Mapping[str, Any], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.experiments or self.backends or self.conditions)
+
+    def has(self, row: Row) -> bool:
+        """Whether a row fits."""
+        return (
+            (not self.experiments or row.cell.experiment in self.experiments)
+            and (not self.backends or row.backend in self.backends)
+            and all(matches(condition, row.cell) for condition in self.conditions)
+        )
+
+
+def read_run(source: str, *, repository: Path = Path("."), only: Selection = Selection()) -> Run:  # frozen
     """A run by the name that the user gave it: a file, a folder, or `REVISION[:PATH]` of the repository.
 
-    A revision reads its `results` folder unless a path is given after the colon.
+    A revision reads its `results` folder unless a path is given after the colon. Of stores, the rows that fit `only`.
 
     Raises:
         CompareError: for what is not there, empty, cut off, or a mixture of machines.
@@ -74,13 +100,15 @@ def read_run(source: str, *, repository: Path = Path(".")) -> Run:
     """
     path = Path(source)
     if path.suffix == ".json" and path.is_file():
+        if only:
+            raise CompareError(f"{source}: rows can be chosen of stores, not of JSON of pytest-benchmark.")
         return Run(source, _from_benchmarks(path))
     if path.exists():
-        return Run(source, _checked(source, _from_stores(path)))
+        return Run(source, _checked(source, _from_stores(path, only), only))
     revision, _, inside = source.partition(":")
     with tempfile.TemporaryDirectory() as folder:
         _extract(repository, revision, inside or "results", Path(folder), source)
-        return Run(source, _checked(source, _from_stores(Path(folder) / (inside or "results"))))
+        return Run(source, _checked(source, _from_stores(Path(folder) / (inside or "results"), only), only))
 
 
 def _extract(repository: Path, revision: str, inside: str, into: Path, source: str) -> None:
@@ -96,7 +124,7 @@ def _extract(repository: Path, revision: str, inside: str, into: Path, source: s
         archive.extractall(into, filter="data")
 
 
-def _from_stores(root: Path) -> dict[str, Measured]:
+def _from_stores(root: Path, only: Selection) -> dict[str, Measured]:
     found: dict[str, Measured] = {}
     for path in csv_files(root):
         content = path.read_bytes()
@@ -108,7 +136,7 @@ def _from_stores(root: Path) -> dict[str, Measured]:
         rows = [row for row, _ in newest((row, path.name) for row in Store(path).rows())]
         samples = _samples_of(path, rows)
         by_cell = {(row.cell.hash(), row.backend): row for row in rows}
-        for row in rows:
+        for row in filter(only.has, rows):
             base = by_cell.get((row.cell.hash(), row.speedup_baseline or ""))
             one = _measured(row, samples.get(row.key), samples.get(base.key) if base is not None else None)
             found[one.subject] = one
@@ -132,11 +160,14 @@ def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
 def _measured(row: Row, record: Any, base: Any) -> Measured:
     timed = record if isinstance(record, dict) and "ms" in record else None
     mine, theirs = common_rounds(record, base)
+    own_baseline = row.backend == row.speedup_baseline  # its ratio to itself is 1 and compares nothing
     ratios = None
-    if row.speedup is not None and mine and min(mine) > 0:
+    if row.speedup is not None and not own_baseline and mine and min(mine) > 0:
         ratios = tuple(b / m for b, m in zip(theirs, mine, strict=True))
     flat = row.to_record()
     values = {k: float(v) for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
+    if own_baseline:
+        values.pop("speedup", None)
     axes = {a: getattr(row.cell, a) for a in names.AXES if getattr(row.cell, a) is not None}
     return Measured(
         subject=f"{row.cell.hash()}/{row.backend}",
@@ -175,8 +206,10 @@ def _from_benchmarks(path: Path) -> dict[str, Measured]:
     return found
 
 
-def _checked(source: str, measured: dict[str, Measured]) -> dict[str, Measured]:
+def _checked(source: str, measured: dict[str, Measured], only: Selection) -> dict[str, Measured]:
     """Refuse an empty run and one whose rows of one experiment and card were measured under several fingerprints."""
+    if not measured and only:
+        raise CompareError(f"{source}: holds no row that was asked for. See what there is with `maxsim-bench show`.")
     if not measured:
         raise CompareError(
             f"{source}: holds no rows. Is this the right folder? `maxsim-bench run` writes below results/."
@@ -194,4 +227,4 @@ def _checked(source: str, measured: dict[str, Measured]) -> dict[str, Measured]:
     return measured
 
 
-__all__ = ["CompareError", "Measured", "Run", "StoreError", "read_run"]
+__all__ = ["CompareError", "Measured", "Run", "Selection", "StoreError", "read_run"]
