@@ -44,8 +44,8 @@ def _copy_rows(
 def gathered(source: TokenBatch, numbers: Tensor) -> TokenBatch:
     """Documents `numbers` (int64 [n], each in [0, N)) of `source` on the device of `numbers`, one after another.
 
-    `source` lies where a kernel on that device can read it: there, or in pinned host memory. Nothing is waited for. What
-    is left of a document's L rows beyond its length is not written.
+    `source` lies where a kernel on that device can read it: there, or in pinned host memory. Nothing is waited for.
+    What is left of a document's L rows beyond its length is not written.
     """
     device, d = numbers.device, source.d
     starts, lengths = (None if x is None else x.to(device, non_blocking=True) for x in (source.starts, source.lengths))

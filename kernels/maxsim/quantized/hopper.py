@@ -1,27 +1,33 @@
 """INT8 and FP8 MaxSim on Hopper (sm_90): what can run there, with which tiles, and the launch.
 
-Room: `quantized`. May import: fused, tokens. The kernel is in `hopper_kernels.py`.
+Room: `quantized`. May import: fused, tokens. The kernels are in `hopper_kernels.py`, which is imported when the first
+one is compiled; this module needs no GPU.
 """
 
 from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-import triton
 from torch import Tensor
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from maxsim.quantized.batch import QuantizedTokens
-from maxsim.quantized.hopper_kernels import EPILOGUES, maxsim_quantized
-from maxsim.quantized.hopper_stream import maxsim_quantized as stream_kernel
+from maxsim.quantized.hopper_launch import Codes, Scales, kernel
 from maxsim.quantized.tiles import QueryTiles, query_tiles
+from maxsim.tokens import TokenBatch
 
+EPILOGUES = {"document": 0, "token": 1, "token_any": 2, "fp8_document": 3, "fp8_token": 4}  # `MODE` of the kernel
+MAX_ROWS = 2**31 - 2**16  # tensor-map coordinates are 32-bit rows; a tile may begin one tile past the last row
 _SHARED_BYTES = 227 * 1024 - 2048  # what a program may use on sm_90, less barriers, reductions and alignment
 _QUERY_BYTES = 128 * 1024  # the ring gets the rest
 _LARGEST_D_OF_TOKEN = 260  # 260 * 127 * 127 < 2^22
+_SLOTS = 12  # of the ring, at most
+_SHORT = 64  # query rows up to which documents are the rows of the product
+_PIECE = 32  # rows of a copy where documents lie apart, so that what lies between them is not read
+_REGISTERS = {1: None, 2: 128}  # of a thread at launch, by programs a processor
+_CONSUMER_REGISTERS, _LOADER_REGISTERS = 240, 24
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,8 @@ class HopperShape:
     """Tile and pipeline of a launch.
 
     NC consumer warpgroups with BM query rows each, document tiles of BN rows, KC chunks of BK along d, ST ring slots,
-    and how many programs share a processor (2 only with NC = 1: a thread then has 128 registers at launch).
+    how many programs share a processor, whether two consumers multiply in turn, and whether the query is short, so that
+    documents are the rows of the product.
     """
 
     NC: int
@@ -39,35 +46,48 @@ class HopperShape:
     KC: int
     ST: int
     residents: int = 1
-    BR: int = 0  # rows of one copy into a tile of a stream of documents; 0: every document begins a tile
+    turns: bool = False
+    short: bool = False
 
 
 @functools.cache
 def launch_shape(rows: int, d: int, BN: int = 128) -> HopperShape:
     """Shape of the launch for `rows` query rows of dimension d.
 
+    A short query leaves the tensor cores idle and reading binds: two programs then share a processor, so that one reads
+    while the other closes a document.
+
     Raises:
         ValueError: for a d whose query rows do not fit into shared memory (above 2048).
     """
     BK = 128 if d > 64 else 64 if d > 32 else 32
-    KC = triton.cdiv(d, BK)
+    KC = -(-d // BK)
+    slot = BN * (BK + 4)
+    if rows <= _SHORT:
+        BM = _SHORT // 2 if rows <= _SHORT // 2 else _SHORT
+        for residents in (2, 1):
+            stages = (_SHARED_BYTES // residents - KC * BM * BK) // slot
+            if stages >= max(4, 2 * KC) or residents == 1:
+                return HopperShape(1, BM, BN, BK, KC, min(stages, _SLOTS), residents, short=True)
     for NC, BM in ((2, 128), (2, 64), (1, 64)):
-        wasteful = BM * NC > 64 and rows <= BM * NC // 2
         query_bytes = NC * KC * BM * BK
-        if wasteful or query_bytes > _QUERY_BYTES:
+        if rows <= BM * NC // 2 or query_bytes > _QUERY_BYTES:
             continue
-        stages = (_SHARED_BYTES - query_bytes) // (BN * (BK + 4))
-        return HopperShape(NC, BM, BN, BK, KC, min(stages, 12))
+        stages = (_SHARED_BYTES - query_bytes) // slot
+        return HopperShape(NC, BM, BN, BK, KC, min(stages, _SLOTS), turns=NC == 2)
     raise ValueError(f"d = {d}: the Hopper kernel holds query rows up to d = 2048; use path='portable'")
 
 
-def programs(groups: int, B: int, processors: int) -> int:
-    """Programs for each of `groups` query groups: few, so that each walks over many documents, in full waves."""
-    if groups <= processors:
-        return min(B, processors // groups)
+def programs(groups: int, B: int, slots: int) -> int:
+    """Programs for each of `groups` query groups on a device that holds `slots` at a time.
+
+    Few, so that each walks over many documents, and in full waves.
+    """
+    if groups <= slots:
+        return min(B, slots // groups)
     for each in range(1, 9):
-        waves = groups * each / processors
-        if waves / -(-groups * each // processors) >= 0.95:
+        waves = groups * each / slots
+        if waves / -(-groups * each // slots) >= 0.95:
             return min(B, each)
     return min(B, 8)
 
@@ -89,90 +109,71 @@ def unsupported(q: QuantizedTokens, d: QuantizedTokens) -> str | None:
             return f"{name} codes: rows must begin on 16-byte boundaries, the row stride is {values.stride(0)} bytes"
     if d.kind == "token" and d.scales.data_ptr() % 16:
         return "document scales: they must begin on a 16-byte boundary"
-    if d.codes.values.shape[0] >= 2**31:
-        return f"{d.codes.values.shape[0]} rows: a tensor map addresses at most 2^31 - 1"
+    if d.codes.values.shape[0] > MAX_ROWS:
+        return f"{d.codes.values.shape[0]} rows: a tensor map addresses at most {MAX_ROWS}"
     if d.d > 2048:
         return f"d = {d.d}: query rows above d = 2048 do not fit into shared memory"
     return None
 
 
+def contiguous(codes: TokenBatch) -> bool:
+    """Whether every document begins where the one before it ends, as far as the host knows."""
+    if codes.starts is not None:
+        return codes.total_rows is not None
+    return codes.lengths is None and codes.pitch == codes.max_length
+
+
 def score_hopper(
     q: QuantizedTokens, d: QuantizedTokens, *, shape: HopperShape | None = None, epilogue: str | None = None
 ) -> Tensor:
-    """Scores [Nq, B] fp32 on an sm_90 device.
+    """Scores [Nq, B] fp32 on an sm_90 device. Launches one kernel, two for queries longer than a tile.
 
     Args:
         q, d: codes of one format on one device; see `unsupported`.
         shape: overrides the launch; what measuring it needs.
-        epilogue: overrides `epilogue_of`; "none" measures the ceiling of the tile and returns no scores.
+        epilogue: overrides `epilogue_of`.
     """
     shape = shape or launch_shape(q.count * max(1, q.codes.max_length), d.d)
     tiles = query_tiles(q, shape.BM)
     out = tiles.output(d.count)
-    if out.numel() > 0:
-        launch = _launch_stream if shape.BR else _launch
-        launch(tiles, d, out, shape, epilogue or epilogue_of(d))
-    return tiles.finish(out)
+    if out.numel() == 0:
+        return tiles.finish(out)
+    if d.codes.values.shape[0] == 0:  # a tensor map needs a row; no document has a token to put there
+        out.fill_(-torch.inf)
+        return tiles.finish(out)
+    _launch(tiles, d, out, shape, epilogue or epilogue_of(d))
+    if tiles.parts == 1:
+        return out
+    scores = torch.empty((tiles.count, d.count), dtype=torch.float32, device=out.device)
+    add = kernel("add_parts", out.device.index or 0, (4,), ())
+    add((-(-d.count // 128), tiles.count), (), (out, scores), (d.count, tiles.parts))
+    return scores
 
 
 def _launch(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperShape, epilogue: str) -> None:
     codes = d.codes
-    if codes.values.shape[0] == 0:  # a tensor map needs a row; no document has a token to put there
-        out.fill_(-torch.inf)
-        return
-    q_desc = TensorDescriptor.from_tensor(tiles.values, [shape.BM, shape.BK], _code_layout(shape.BM, shape.BK))
-    d_desc = TensorDescriptor.from_tensor(codes.values, [shape.BN, shape.BK], _code_layout(shape.BN, shape.BK))
+    groups = -(-tiles.rows // (shape.BM * shape.NC))
+    each = programs(groups, d.count, _processors(out.device) * shape.residents)
+    rows = shape.BN if contiguous(codes) else _PIECE
+    carried = (codes.starts is not None, codes.lengths is not None)
+    balanced = codes.starts is not None and codes.total_rows is not None and each > 1
+    constants = (
+        shape.BM, shape.BN, rows, shape.BK, shape.KC, shape.ST, shape.NC, tiles.group, EPILOGUES[epilogue], *carried,
+        balanced, shape.turns, shape.short, _CONSUMER_REGISTERS, _LOADER_REGISTERS, 4,
+    )  # fmt: skip
+    run = kernel(
+        "maxsim_quantized", out.device.index or 0, constants, (codes.dtype, out.dtype), _REGISTERS[shape.residents]
+    )
     scales = d.scales if d.kind == "token" else tiles.scales  # the latter is never read, but a map needs memory
-    s_desc = TensorDescriptor.from_tensor(scales, [shape.BN], _scale_layout())
-    groups = triton.cdiv(tiles.rows, shape.BM * shape.NC)
-    processors = _processors(out.device) * shape.residents
-    limit = {"maxnreg": 128} if shape.residents == 2 else {}
-    absent = out  # never read: stands in for a pointer
-    with torch.cuda.device(out.device):
-        maxsim_quantized[(groups * programs(groups, d.count, processors),)](
-            q_desc, d_desc, s_desc, out, tiles.scales, d.scales, absent if codes.starts is None else codes.starts,
-            absent if codes.lengths is None else codes.lengths, d.count, codes.pitch, codes.max_length, groups,
-            tiles.rows, 1, BM=shape.BM, BN=shape.BN, BK=shape.BK, KC=shape.KC, ST=shape.ST, NC=shape.NC, G=tiles.group,
-            MODE=EPILOGUES[epilogue], HAS_STARTS=codes.starts is not None, HAS_LENGTHS=codes.lengths is not None,
-            R1=240, R2=24, num_warps=4, **limit,
-        )  # fmt: skip
-
-
-def _launch_stream(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperShape, epilogue: str) -> None:
-    codes = d.codes
-    if codes.values.shape[0] == 0:  # a tensor map needs a row; no document has a token to put there
-        out.fill_(-torch.inf)
-        return
-    q_desc = TensorDescriptor.from_tensor(tiles.values, [shape.BM, shape.BK], _code_layout(shape.BM, shape.BK))
-    d_desc = TensorDescriptor.from_tensor(codes.values, [shape.BR, shape.BK], _code_layout(shape.BR, shape.BK))
-    scales = d.scales if d.kind == "token" else tiles.scales  # the latter is never read, but a map needs memory
-    s_desc = TensorDescriptor.from_tensor(scales, [shape.BN], _scale_layout())
-    groups = triton.cdiv(tiles.rows, shape.BM * shape.NC)
-    processors = _processors(out.device) * shape.residents
-    limit = {} if shape.residents == 1 else {"maxnreg": {2: 128, 3: 80}[shape.residents]}
-    absent = out  # never read: stands in for a pointer
-    each = programs(groups, d.count, processors)
-    balanced = codes.total_rows is not None and codes.starts is not None and each > 1
-    with torch.cuda.device(out.device):
-        stream_kernel[(groups * each,)](
-            q_desc, d_desc, s_desc, out, tiles.scales, d.scales, absent if codes.starts is None else codes.starts,
-            absent if codes.lengths is None else codes.lengths, d.count, codes.pitch, codes.max_length,
-            codes.total_rows or 0, groups, tiles.rows, 1, BM=shape.BM, BN=shape.BN, BR=shape.BR, BK=shape.BK,
-            KC=shape.KC, ST=shape.ST, NC=shape.NC, G=tiles.group, MODE=EPILOGUES[epilogue],
-            HAS_STARTS=codes.starts is not None, HAS_LENGTHS=codes.lengths is not None, BALANCED=balanced,
-            R1=240, R2=24, num_warps=4, **limit,
-        )  # fmt: skip
-
-
-@functools.cache
-def _code_layout(rows: int, depth: int) -> gl.NVMMASharedLayout:
-    """Shared-memory layout of a code tile; the same for INT8 and FP8, which are one byte both."""
-    return gl.NVMMASharedLayout.get_default_for([rows, depth], gl.int8)
-
-
-@functools.cache
-def _scale_layout() -> gl.NVMMASharedLayout:
-    return gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=1)
+    boxes: Any = (  # they stand for the `Boxes` of 16-bit rows
+        Codes(tiles.values, shape.BM, shape.BK), Codes(codes.values, rows, shape.BK), Scales(scales, shape.BN),
+    )  # fmt: skip
+    run(
+        (groups * each, 1),
+        boxes,
+        (out, tiles.scales, d.scales, codes.starts, codes.lengths),
+        (d.count, codes.pitch, codes.max_length, codes.total_rows or 0, groups, tiles.rows, 1),
+    )
 
 
 @functools.cache

@@ -103,7 +103,7 @@ class Kernel(hopper_launch.Kernel):
 
     def _first(self, grid: Any, boxes: Any, pointers: Any, integers: Any) -> None:
         """Compile and launch by triton, and prepare the direct launch of the calls that follow."""
-        from maxsim.quantized import hopper_stream as hopper_kernels
+        from maxsim.quantized import hopper_kernels
 
         tensors = [pointers[0] if x is None else x for x in pointers]
         compiled = getattr(hopper_kernels, self.name)[grid](
