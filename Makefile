@@ -4,6 +4,7 @@
 PYTHON  ?= python3
 VENV    ?= .venv
 ELEMENT ?=
+ARGS    ?=
 BIN     := $(VENV)/bin
 BENCH   := $(BIN)/maxsim-bench
 STAMP   := $(VENV)/.installed
@@ -45,8 +46,8 @@ test-integrations: $(STAMP) ## PyLate and colpali-engine through our operator, a
 	  pylate==1.6.0 sentence-transformers==5.3.0 colpali-engine==0.3.18 peft
 	PYTHONPATH=$(PYLATE_SITE) $(BIN)/python -m pytest tests/maxsim/test_integrations.py
 
-bench: $(STAMP) ## the pytest-benchmark suite over the headline cells
-	$(BIN)/python -m pytest tests/benchmarks --benchmark-only
+bench: $(STAMP) ## the pytest-benchmark suite over the headline cells (ARGS="--benchmark-save=NAME")
+	$(BIN)/python -m pytest tests/benchmarks --benchmark-only $(ARGS)
 
 report: $(STAMP) ## regenerate tables, figures, verdicts and the page from results/
 	$(BENCH) report

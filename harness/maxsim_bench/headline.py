@@ -89,16 +89,22 @@ def timed_rounds(
 Inspect = Callable[[str, int, object], None]
 
 
-def scores_inspector(cell: Cell, sets: list[Inputs]) -> Inspect:
-    """Raises `ResultError` for scores that differ from the FP32 reference's by more than the fused kernels may."""
+def scores_inspector(
+    cell: Cell, sets: list[Inputs], backend_of: Callable[[str], str] = lambda build: "fused"
+) -> Inspect:
+    """Raises `ResultError` for scores that differ from the FP32 reference's by more than their backend may.
+
+    Args:
+        backend_of: name of a build → the backend whose tolerance it is judged by.
+    """
     from maxsim_bench.backends import registry
     from maxsim_bench.run.check import ResultError, judge_as_returned
     from maxsim_bench.run.truth import truth_of
 
     truths = [truth_of(cell, inputs, registry.get("reference")) for inputs in sets]
-    tolerance = registry.get("fused").tolerance(cell)
 
-    def inspect(_: str, index: int, output: object) -> None:
+    def inspect(build: str, index: int, output: object) -> None:
+        tolerance = registry.get(backend_of(build)).tolerance(cell)
         wrong = judge_as_returned(truths[index], output, tolerance).wrong
         if wrong is not None:
             raise ResultError(wrong)
