@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.ddp import reference_rank_0
+from maxsim_bench.backends.full_step import reference_loss
 from maxsim_bench.backends.fused import token_batches
 from maxsim_bench.backends.identity import source_hash
 from maxsim_bench.backends.training_loss import variant_of
@@ -41,6 +42,8 @@ class Reference:
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         from maxsim.reference import blocked_fp32
 
+        if cell.op == "training_step" and variant_of(cell, "encoder", ""):
+            return reference_loss(cell, inputs)
         if cell.op == "training_step" and variant_of(cell, "over", "") == "ranks":
             return reference_rank_0(cell, inputs)
         if cell.op == "training_step":

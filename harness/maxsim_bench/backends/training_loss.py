@@ -58,6 +58,8 @@ def refusal(cell: Cell) -> str | None:
         return "measures training steps only"
     if cell.quantiser is not None:
         return "trains on operands as given"
+    if variant_of(cell, "encoder", ""):
+        return "starts from embeddings; steps with an encoder are the backends full_step_*"
     if variant_of(cell, "over", "") == "ranks":
         return "runs in one process; steps over several ranks are the backends ddp_*"
     return None

@@ -15,6 +15,7 @@ from maxsim_bench.measure.errors import compare
 from maxsim_bench.measure.graphs import capture
 from maxsim_bench.run.check import results
 from maxsim_bench.run.counters import dram_bytes
+from maxsim_bench.run.first_call import first_calls
 from maxsim_bench.run.work import work_of
 
 if TYPE_CHECKING:
@@ -92,4 +93,9 @@ def traffic(cell: Cell, backend: Backend, call: Callable[[], object], device: st
     }  # fmt: skip
 
 
-STUDIES: dict[str, Study] = {"repeat": repeat, "traffic": traffic}
+def first_call(cell: Cell, backend: Backend, call: Callable[[], object], device: str) -> dict[str, Any]:
+    """Seconds of the first call of a fresh process, without and with a filled kernel cache."""
+    return {name: round(seconds, 3) for name, seconds in first_calls(cell, backend.name, device).items()}
+
+
+STUDIES: dict[str, Study] = {"repeat": repeat, "traffic": traffic, "first_call": first_call}

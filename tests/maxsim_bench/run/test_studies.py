@@ -1,0 +1,79 @@
+"""Studies: what a cell is asked beside its time, and the counters that one of them reads."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from maxsim_bench.backends import registry
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.run import counters
+from maxsim_bench.run.counters import dram_bytes, parse
+from maxsim_bench.run.studies import REPEATS, StudyError, studied
+
+EAGER = registry.get("eager")
+
+# The raw page of ncu 2025.3 as CSV, cut to the columns that are read.
+PAGE = """==PROF== Connected to process 412
+==PROF== Profiling "gemm" - 0: 0%....50%....100% - 1 pass
+==PROF== Disconnected from process 412
+"ID","Process ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"
+"","","","byte","byte"
+"0","412","gemm","1,048,576","2048"
+"1","412","reduce","1000.5","24"
+"""
+
+
+def test_a_cell_without_a_study_has_no_figures_and_an_unknown_one_is_refused(make_cell: Callable[..., Cell]) -> None:
+    assert studied(make_cell(), EAGER, lambda: None, "cpu") == {}
+    with pytest.raises(StudyError, match="study=speed: not one of repeat, traffic, first_call"):
+        studied(make_cell(variant="study=speed"), EAGER, lambda: None, "cpu")
+
+
+def test_repeats_count_distinct_results_bit_by_bit(make_cell: Callable[..., Cell]) -> None:
+    cell = make_cell(variant="study=repeat")
+    same = studied(cell, EAGER, lambda: torch.ones(2, 3), "cpu")
+    assert same == {"calls": REPEATS, "distinct_results": 1}
+    drift = iter(range(REPEATS))
+    answers = [torch.zeros(2), torch.zeros(2), torch.tensor([0.0, -0.0])]  # equal numbers, other bits
+    three = studied(cell, EAGER, lambda: answers[next(drift) % 3], "cpu")
+    assert three["distinct_results"] == 2
+
+
+def test_traffic_is_computed_as_published_and_says_so_without_counters(make_cell: Callable[..., Cell]) -> None:
+    cell = make_cell(Nq=1, B=1000, Lq=128, Ld=1024, d=128, dtype="fp16", variant="study=traffic")
+    eager = studied(cell, registry.get("eager_tf32"), lambda: None, "cpu")
+    ours = studied(cell, registry.get("fused"), lambda: None, "cpu")
+    assert eager["hbm_gb_computed"] == pytest.approx(1.31, abs=0.005)  # tab:traffic, medium
+    assert ours["hbm_gb_computed"] == pytest.approx(0.262, abs=0.0005)
+    assert eager["hbm_source"] == "computed: a processor has no such counters"
+    assert "hbm_gb_counted" not in eager
+
+
+def test_a_raw_page_is_summed_over_its_kernels_and_its_row_of_units_is_not_one() -> None:
+    assert parse(PAGE) == (1048576 + 1000.5, 2072.0)
+    assert parse("==ERROR== The user does not have permission") is None
+    assert parse('"ID","Kernel Name"\n"",""\n') is None
+
+
+def test_what_keeps_counters_from_being_read_is_told(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(counters.shutil, "which", lambda name: None)
+    assert dram_bytes(make_cell(), "eager", "cuda") == "ncu is not on the path"
+    monkeypatch.setattr(counters.shutil, "which", lambda name: "/bin/ncu")
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 1, "", "starting\nERR_NVGPUCTRPERM\n")
+
+    monkeypatch.setattr(counters.subprocess, "run", run)
+    assert dram_bytes(make_cell(), "eager", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
+    assert Cell.model_validate_json(commands[0][-2]) == make_cell()
+    assert commands[0][-1] == "eager"
+    monkeypatch.setattr(counters.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a[0], 0, PAGE, ""))
+    assert dram_bytes(make_cell(), "eager", "cuda") == parse(PAGE)

@@ -1,0 +1,35 @@
+"""Experiments for elements of the paper: their smoke grids give good rows on a processor, and elements find them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from maxsim_bench.backends import registry
+from maxsim_bench.declare.load import load
+from maxsim_bench.measure.timer import TimingBudget
+from maxsim_bench.run.protocol import CellRequest
+from maxsim_bench.run.session import CellSession
+
+FOLDER = Path(__file__).parents[2] / "experiments"
+NAMES = [
+    "serving_frontier", "operator_ablation", "precision_bf16", "dispersion", "memory_audit", "single_query_backward",
+    "correctness", "traffic", "determinism", "compile_audit", "split_d", "pipeline", "out_of_core", "cold_start",
+    pytest.param("ddp", marks=pytest.mark.slow), pytest.param("full_step", marks=pytest.mark.slow),
+]  # fmt: skip
+QUICK = TimingBudget(seconds=0.01, min_samples=3, max_samples=3, warmup_seconds=0.005, check_seconds=0.002)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_smoke_grid_gives_good_rows_on_a_processor(name: str) -> None:
+    experiment = load(FOLDER / f"{name}.toml", registry.backends())
+    planned = experiment.plan("cpu", "smoke").planned
+    session = CellSession("cpu", registry.get)
+    assert planned
+    for cell, backends in ((p.cell, p.backends) for p in planned):
+        able = tuple(b for b in backends if registry.get(b).supports(cell, "cpu") is None)
+        assert able, f"nothing measures {cell}"
+        request = CellRequest(cell, able, dict.fromkeys(able, "1"), experiment.baseline, budget=QUICK)
+        rows = session.measure(request, lambda step: None).rows
+        assert [(row.backend, row.status, row.error) for row in rows if row.status != "ok"] == []
