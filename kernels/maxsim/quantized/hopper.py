@@ -22,6 +22,7 @@ EPILOGUES = {"document": 0, "token": 1, "token_any": 2, "fp8_document": 3, "fp8_
 MAX_ROWS = 2**31 - 2**16  # tensor-map coordinates are 32-bit rows; a tile may begin one tile past the last row
 _SHARED_BYTES = 227 * 1024 - 2048  # what a program may use on sm_90, less barriers, reductions and alignment
 _QUERY_BYTES = 128 * 1024  # the ring gets the rest
+_LARGEST_D = 2048  # 64 query rows of it and a ring fit into shared memory
 _LARGEST_D_OF_TOKEN = 260  # 260 * 127 * 127 < 2^22
 _SLOTS = 12  # of the ring, at most
 _SHORT = 64  # query rows up to which documents are the rows of the product
@@ -58,8 +59,10 @@ def launch_shape(rows: int, d: int, BN: int = 128) -> HopperShape:
     while the other closes a document.
 
     Raises:
-        ValueError: for a d whose query rows do not fit into shared memory (above 2048).
+        ValueError: for a d whose query rows do not fit into shared memory.
     """
+    if d > _LARGEST_D:
+        raise ValueError(f"d = {d}: the Hopper kernel holds query rows up to d = {_LARGEST_D}; use path='portable'")
     BK = 128 if d > 64 else 64 if d > 32 else 32
     KC = -(-d // BK)
     slot = BN * (BK + 4)
@@ -70,12 +73,10 @@ def launch_shape(rows: int, d: int, BN: int = 128) -> HopperShape:
             if stages >= max(4, 2 * KC) or residents == 1:
                 return HopperShape(1, BM, BN, BK, KC, min(stages, _SLOTS), residents, short=True)
     for NC, BM in ((2, 128), (2, 64), (1, 64)):
-        query_bytes = NC * KC * BM * BK
-        if rows <= BM * NC // 2 or query_bytes > _QUERY_BYTES:
-            continue
-        stages = (_SHARED_BYTES - query_bytes) // slot
-        return HopperShape(NC, BM, BN, BK, KC, min(stages, _SLOTS), turns=NC == 2)
-    raise ValueError(f"d = {d}: the Hopper kernel holds query rows up to d = 2048; use path='portable'")
+        if rows > BM * NC // 2 and NC * KC * BM * BK <= _QUERY_BYTES:
+            break
+    stages = (_SHARED_BYTES - NC * KC * BM * BK) // slot
+    return HopperShape(NC, BM, BN, BK, KC, min(stages, _SLOTS), turns=NC == 2)
 
 
 def programs(groups: int, B: int, slots: int) -> int:
@@ -111,8 +112,8 @@ def unsupported(q: QuantizedTokens, d: QuantizedTokens) -> str | None:
         return "document scales: they must begin on a 16-byte boundary"
     if d.codes.values.shape[0] > MAX_ROWS:
         return f"{d.codes.values.shape[0]} rows: a tensor map addresses at most {MAX_ROWS}"
-    if d.d > 2048:
-        return f"d = {d.d}: query rows above d = 2048 do not fit into shared memory"
+    if d.d > _LARGEST_D:
+        return f"d = {d.d}: query rows above d = {_LARGEST_D} do not fit into shared memory"
     return None
 
 

@@ -5,6 +5,7 @@ Room: `quantized`. May import: fused, tokens.
 
 from __future__ import annotations
 
+import functools
 from typing import Literal
 
 import torch
@@ -69,6 +70,11 @@ def _check(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> None:
         raise ValueError(f"document codes are {d.codes.dtype}: a query in {q.dtype} meets INT8 documents only")
 
 
+@functools.cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
 def _choose(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> tuple[Path, str]:
     """The path to take, and why it is not a faster one."""
     if d.device.type != "cuda":
@@ -77,7 +83,7 @@ def _choose(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> tuple[Path, 
         if q.dtype == torch.float64:
             return "reference", "a float64 query goes to the reference"
         return "portable", "the queries are not quantised"
-    major, minor = torch.cuda.get_device_capability(d.device)
+    major, minor = _capability(d.device)
     if d.codes.dtype != torch.int8 and (major, minor) < (8, 9):
         return "reference", f"sm_{major}{minor} does not convert FP8; INT8 documents run on it"
     if (major, minor) != (9, 0):

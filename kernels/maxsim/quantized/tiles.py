@@ -65,7 +65,10 @@ def query_tiles(q: QuantizedTokens | TokenBatch, tile: int) -> QueryTiles:
     if batch.starts is None and batch.lengths is None and batch.pitch == batch.max_length == span:
         if scales is None:
             scales = torch.ones(rows, dtype=torch.float32, device=batch.device)
-        return QueryTiles(batch.values[:rows], scales[:rows], group, parts, batch.count)
+        values = batch.values
+        if values.shape[0] > rows:  # a view costs microseconds of the host, so it is made only where it is needed
+            values, scales = values[:rows], scales[:rows]
+        return QueryTiles(values, scales, group, parts, batch.count)
     place = torch.arange(span, device=batch.device)
     held = place < batch.row_lengths()[:, None]
     source = torch.where(held, batch.row_starts()[:, None] + place, 0).flatten()
