@@ -44,6 +44,8 @@ class Grid:
 # alone are 448 * 448 * 256 tokens of a document, for every token of the longest query: more than a card of 16 GB has.
 PROFILES = {
     "paper": Grid((0, 1, 2), ((32, "fp16", 6, None), (32, "fp32", 6, None), (448, "fp32", 24, 16_000_000_000))),
+    # Quality against batch size at one budget of examples, by one learning rate and five seeds: the published control.
+    "batches": Grid((0, 1, 2, 3, 4), tuple((batch, "fp32", 6, None) for batch in (8, 16, 32, 64, 128, 256))),
     "smoke": Grid((0, 1), ((32, "fp32", 1, None),)),
 }
 

@@ -5,6 +5,7 @@ Orchestration beside `cli.py`. May import every room; each step imports what it 
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -45,7 +46,7 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
     """
     declared = experiments(places.experiments)
     if element is not None:
-        _check(element, declared)
+        _check(element, declared, places)
         declared = [e for e in declared if element in (e.name, *e.elements)]
     profile: ProfileName = "full" if machine.device == "cuda" else "smoke"
     found: list[Step] = []
@@ -59,10 +60,16 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
     return found
 
 
-def _check(element: str, declared: list[Experiment]) -> None:
+def _check(element: str, declared: list[Experiment], places: Places) -> None:
+    """Raise `DeclarationError` for an element that no experiment answers, with the reason where one is recorded."""
     known = [e.name for e in declared] + [e for d in declared for e in d.elements]
-    if element not in known:
-        raise DeclarationError([f"--element {element}: nothing answers it. {suggest(element, sorted(set(known)))}"])
+    if element in known:
+        return
+    about = tomllib.loads((places.experiments / "paper" / "elements.toml").read_text("utf-8")).get(element, {})
+    if "missing" in about:
+        command = f" What comes nearest: `{about['command']}`." if "command" in about else ""
+        raise DeclarationError([f"--element {element}: not measured, because {about['missing']}.{command}"])
+    raise DeclarationError([f"--element {element}: nothing answers it. {suggest(element, sorted(set(known)))}"])
 
 
 def _grid(experiment: Experiment, machine: Machine, profile: ProfileName, places: Places) -> Step | None:

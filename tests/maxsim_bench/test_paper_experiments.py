@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from maxsim_bench.backends import registry
-from maxsim_bench.declare.load import load
+from maxsim_bench.declare.load import load, load_directory
 from maxsim_bench.measure.timer import TimingBudget
 from maxsim_bench.run.protocol import CellRequest
 from maxsim_bench.run.session import CellSession
 
 FOLDER = Path(__file__).parents[2] / "experiments"
+DOCUMENT = FOLDER.parent / "docs" / "paper.md"
 NAMES = [
     "serving_frontier", "operator_ablation", "precision_bf16", "dispersion", "memory_audit", "single_query_backward",
     "correctness", "traffic", "determinism", "compile_audit", "split_d", "pipeline", "out_of_core", "cold_start",
@@ -33,3 +35,12 @@ def test_the_smoke_grid_gives_good_rows_on_a_processor(name: str) -> None:
         request = CellRequest(cell, able, dict.fromkeys(able, "1"), experiment.baseline, budget=QUICK)
         rows = session.measure(request, lambda step: None).rows
         assert [(row.backend, row.status, row.error) for row in rows if row.status != "ok"] == []
+
+
+def test_the_document_lists_every_element_with_the_experiments_that_name_it() -> None:
+    named: dict[str, list[str]] = {}
+    for name, experiment in load_directory(FOLDER, registry.backends()).items():
+        for element in experiment.elements:
+            named.setdefault(element, []).append(name)
+    rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
+    assert {element: re.findall(r"`([^`]+)`", cells) for element, cells in rows} == named

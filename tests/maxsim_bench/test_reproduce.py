@@ -57,6 +57,13 @@ def test_an_element_that_nothing_answers_is_refused_with_a_suggestion() -> None:
         steps(H200, PLACES, "tab:fdw")
 
 
+def test_an_element_that_cannot_be_measured_is_refused_with_its_reason() -> None:
+    with pytest.raises(
+        DeclarationError, match=r"--element tab:batchquality: not measured, because the encoder's weights"
+    ):
+        steps(H200, PLACES, "tab:batchquality")
+
+
 def test_the_announcement_names_steps_time_and_disk() -> None:
     planned = [Step("one", 60, 1e6, lambda _: True), Step("two", 300, 2e9, lambda _: True)]
     assert announcement(CPU, planned) == [
