@@ -7,7 +7,8 @@ Room: `backends`. May import: declare, `maxsim`. For op "search" `inputs.Q` lies
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.fused import token_batches
@@ -15,6 +16,14 @@ from maxsim_bench.backends.identity import source_hash
 from maxsim_bench.backends.int8_ours import INT8_PER_TOKEN
 from maxsim_bench.backends.tolerances import FP32_ACCUMULATE
 from maxsim_bench.declare.cell import Cell
+
+if TYPE_CHECKING:
+    import torch
+
+    from maxsim import TokenBatch
+    from maxsim.quantized import QuantizedTokens
+
+_BLOCK_DOCUMENTS = 4096
 
 
 @dataclass(frozen=True)
@@ -51,7 +60,6 @@ class Search:
 
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         from maxsim import TokenBatch
-        from maxsim.quantized import quantize_int8
         from maxsim.search import search
 
         assert cell.k is not None
@@ -61,12 +69,33 @@ class Search:
         assert isinstance(d, TokenBatch)
         if self.quantiser is None:
             return lambda: search(q, d, k)
-        corpus = quantize_int8(d, "token" if self.quantiser.endswith("token") else "document")
-        if d.device.type == "cpu" and q.device.type == "cuda":
-            corpus = corpus.pin_memory()
+        corpus = _quantised(d, "token" if self.quantiser.endswith("token") else "document", q.device)
         if self.rescore:
             return lambda: search(q, corpus, k, rescore=True, originals=d)
         return lambda: search(q, corpus, k)
+
+
+def _quantised(d: TokenBatch, per: Literal["token", "document"], device: torch.device) -> QuantizedTokens:
+    """INT8 codes of `d` where it lies, pinned if that is host memory; of dense documents made on `device` in blocks."""
+    import torch
+
+    from maxsim.quantized import QuantizedTokens, quantize_int8
+
+    if d.device == device:
+        return quantize_int8(d, per)
+    if d.starts is not None or d.lengths is not None:
+        return quantize_int8(d, per).pin_memory()
+    L = d.pitch
+    width = -(-d.d // 16) * 16
+    codes = torch.zeros((d.count * L, width), dtype=torch.int8, pin_memory=True)
+    scales = torch.empty(d.count * L if per == "token" else d.count, dtype=torch.float32, pin_memory=True)
+    each = L if per == "token" else 1  # scales a document
+    for first in range(0, d.count, _BLOCK_DOCUMENTS):
+        last = min(first + _BLOCK_DOCUMENTS, d.count)
+        block = quantize_int8(d.values[first * L : last * L].to(device).view(last - first, L, d.d), per)
+        codes[first * L : last * L, : d.d].copy_(block.codes.values)
+        scales[first * each : last * each].copy_(block.scales)
+    return QuantizedTokens(replace(d, values=codes[:, : d.d]), scales, per)
 
 
 BACKENDS = [
