@@ -40,6 +40,7 @@ def compile_offline(
     num_warps: int = 4,
     num_stages: int = 3,
     aligned: tuple[str, ...] = (),
+    max_registers: int | None = None,
 ) -> Resources:
     """Compile `fn` for compute capability `arch` (80, 90, 100, ...) without a GPU.
 
@@ -48,6 +49,7 @@ def compile_offline(
         signature: type of every argument that is not in `constants`, e.g. "*fp16", "i32", or a Gluon descriptor type.
         constants: compile-time arguments, and arguments that are None.
         aligned: names of pointers and integers that are multiples of 16, as the launcher finds them to be.
+        max_registers: of a thread, as a launch limits them; None leaves it to the compiler.
 
     Raises:
         whatever the compiler raises; a kernel that does not compile has no resources.
@@ -63,7 +65,7 @@ def compile_offline(
     attrs = {(names.index(name),): [["tt.divisibility", 16]] for name in aligned}
     source_type = GluonASTSource if isinstance(fn, GluonJITFunction) else ASTSource
     source = source_type(fn=fn, signature=types, constexprs=constexprs, attrs=attrs)
-    options = {"num_warps": num_warps, "num_stages": num_stages}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": max_registers}
     compiled = triton_compile(source, target=GPUTarget("cuda", arch, 32), options=options)
     registers, spills = _usage(compiled.asm["cubin"])
     return Resources(registers=registers, spills=spills, shared=compiled.metadata.shared)

@@ -18,25 +18,37 @@ from maxsim.training.launch import cdiv, launch, power_of_two, runs_interpreted
 MAX_ENTRY = 2**31 - 2**16  # numbers of a program's last entries stay below 2^31
 GATHER = 1024  # elements of a gathered tile a warp: 32 fp16 values a thread, as many as stay in registers
 CHUNK = 512  # entries that a warp counts, and places: 16 a thread in flight
-HUB = 256  # entries of a row that are put in order by comparing each with each; a longer row reads the document again
+BIN_MEAN = 8  # entries of a bin: few enough to be put in order by comparing each with each
+MOST_PARTS = 16  # bins of a document row
+NO_STEP, COUNT, PLACE = 0, 1, 2  # what runs beside dQ, as the kernel has it
+BINS = 8  # that are put in order at a time
+ROW_REGISTERS = 80  # a thread of dD
+REGISTERS = 64  # a thread of dQ: on an H200 202 -> 158 us for dQ at Nq = B = 64, Lq = Ld = 1024
+ENOUGH_ROWS = 8192  # programs of dD that keep an H200 busy
 ENOUGH = 2048  # programs that keep an H200 busy with dQ; fewer queries than that share their documents
 Gradients = tuple[Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Entries by the document row they won, each row's in any order.
+    """Entries by the document row they won.
+
+    A row has `parts` bins of ascending entries, about `BIN_MEAN` entries each; within a bin they are in any order.
 
     Attributes:
         order: [documents, E], int16 bits or int32; entry (t, i), t-th query of the document and token i, is the number
             (t << log_tokens_of(geo)) + i.
-        begin: int32 [documents, Ld + 1], where the entries of a row begin and the next row's do.
+        begin: int32 [documents, Ld * parts + 1], where the entries of a bin begin and the next one's do.
         spare: like `order`; where the entries are put in order.
+        parts: bins of a row.
+        log_part: entries whose numbers agree above this many bits share a bin.
     """
 
     order: Tensor
     begin: Tensor
     spare: Tensor
+    parts: int
+    log_part: int
 
 
 def csr(
@@ -57,18 +69,14 @@ def csr(
         return: 4 bytes an entry (8 where a document has more than 65536) and 4 a document token.
     """
     rows = _empty_rows(winner, geo) if document else None
-    dq = _queries_and_count(q, d, winner, g, geo, rows, query_dtype or q.dtype if query else None)
-    if rows is None:
-        return dq, None
-    _place(winner, geo, rows)
-    return dq, document_gradient(q, d, winner, rows, g, geo, document_dtype)
+    dq = _queries_beside(q, d, winner, g, geo, rows, query_dtype or q.dtype if query else None)
+    return dq, None if rows is None else document_gradient(q, d, winner, rows, g, geo, document_dtype)
 
 
 def build(d: TokenBatch, winner: Tensor, geo: Geometry) -> Rows:
     """The CSR alone, in two launches."""
     rows = _empty_rows(winner, geo)
-    _queries_and_count(d, d, winner, winner[..., 0], geo, rows, None)
-    _place(winner, geo, rows)
+    _queries_beside(d, d, winner, winner[..., 0], geo, rows, None)
     return rows
 
 
@@ -80,7 +88,7 @@ def document_gradient(
     dd = gradient_buffer(d, dtype)
     slots = slot_rows(d)
     _document_rows(
-        q, rows.order, rows.begin, g, dd, geo, (d.starts, d.lengths), (winner, rows.spare), documents=geo.documents,
+        q, rows.order, rows.begin, g, dd, geo, (d.starts, d.lengths), (winner, rows), documents=geo.documents,
         span=geo.Ld if slots is None else slots, slots=slots is not None, pitch=d.pitch,
     )  # fmt: skip
     return dd
@@ -100,106 +108,105 @@ def _empty_rows(winner: Tensor, geo: Geometry) -> Rows:
             "use backward='onehot'"
         )
     stored = torch.int16 if largest <= 65536 else torch.int32
-    order, spare = torch.empty(
-        (2, geo.documents, geo.queries_per_document * geo.Lq), dtype=stored, device=winner.device
-    ).unbind()
-    return Rows(order, torch.zeros((geo.documents, geo.Ld + 1), dtype=torch.int32, device=winner.device), spare)
+    shape = (2, geo.documents, geo.queries_per_document * geo.Lq)
+    order, spare = torch.empty(shape, dtype=stored, device=winner.device).unbind()
+    parts = min(MOST_PARTS, max(1, power_of_two(_average(geo) // BIN_MEAN)))
+    log_part = max(0, (largest - 1).bit_length() - (parts - 1).bit_length())
+    begin = torch.zeros((geo.documents, geo.Ld * parts + 1), dtype=torch.int32, device=winner.device)
+    return Rows(order, begin, spare, parts, log_part)
 
 
-def _chunks(geo: Geometry) -> tuple[int, int]:
-    """Entries that a program counts or places, and programs of a document."""
-    total = geo.queries_per_document << log_tokens_of(geo)
-    chunk = min(CHUNK, max(32, power_of_two(total)))
-    return chunk, cdiv(total, chunk)
+def _average(geo: Geometry) -> int:
+    """Entries of a document row in the mean."""
+    return geo.queries_per_document * geo.Lq // max(1, geo.Ld)
 
 
-def _queries_and_count(
+def _queries_beside(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, rows: Rows | None,
     query_dtype: torch.dtype | None,
 ) -> Tensor | None:  # fmt: skip
-    """dQ where `query_dtype` says of which type, and the counts where there are rows for them, in one launch."""
+    """dQ where `query_dtype` says of which type, beside counting and placing where there are rows to fill.
+
+    Half of dQ runs beside each of the two.
+    """
     block_d = power_of_two(d.d)
     pairs = max(2, GATHER // block_d)
     block_i = 2 if pairs >= 4 else 1
     slots = slot_rows(q)
     q_span = geo.Lq if slots is None else slots
-    query_programs = 0 if query_dtype is None else geo.Nq * cdiv(q_span, block_i)
-    splits = max(1, min(cdiv(geo.K, 64), ENOUGH // max(1, query_programs)))
+    programs = 0 if query_dtype is None else geo.Nq * cdiv(q_span, block_i)
+    splits = max(1, min(cdiv(geo.K, 64), ENOUGH // max(1, programs)))
+    programs *= splits
     R = q.values.shape[0]
     dq = None
     if query_dtype is not None:
         dq = gradient_buffer(q, query_dtype if splits == 1 else torch.float32, splits)
-    chunk, chunks = _chunks(geo)
-    count_programs = 0 if rows is None else geo.documents * chunks
-    launch(
-        "queries_and_count", (count_programs + query_programs * splits, 1),
-        (
-            winner, g, d.values, dq, None if rows is None else rows.spare, None if rows is None else rows.begin,
-            d.starts, q.starts, q.lengths,
-        ),
-        (winner.stride(0), winner.stride(1), d.values.stride(0), geo.Lq, d.d),
-        (
-            g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, count_programs, splits, R,
-            geo.queries_per_document, geo.K, geo.Ld, geo.queries_per_document * geo.Lq, chunks,
-        ),
-        (
-            geo.shared, d.starts is not None, q.starts is not None, q.lengths is not None, slots is not None,
-            rows is not None, log_tokens_of(geo), block_i, pairs // block_i, block_d, chunk,
-        ),
-        1,
-    )  # fmt: skip
+    total = geo.queries_per_document << log_tokens_of(geo)
+    chunk = min(CHUNK, max(32, power_of_two(total)))
+    chunks = cdiv(total, chunk)
+    entries = 0 if rows is None else geo.documents * chunks
+    buffers = (None, None, None) if rows is None else (rows.spare, rows.order, rows.begin)
+    parts = (1, 0) if rows is None else (rows.parts, rows.log_part)
+    shares = ((NO_STEP, 0, programs),)
+    if rows is not None:
+        shares = ((COUNT, 0, programs // 2), (PLACE, programs // 2, programs))
+    for step, first, last in shares:
+        launch(
+            "queries_beside", (entries + last - first, 1),
+            (winner, g, d.values, dq, *buffers, d.starts, q.starts, q.lengths),
+            (winner.stride(0), winner.stride(1), d.values.stride(0), geo.Lq, d.d),
+            (
+                g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, entries, first, splits, R,
+                geo.queries_per_document, geo.K, geo.Ld, geo.queries_per_document * geo.Lq, chunks,
+            ),
+            (
+                geo.shared, d.starts is not None, q.starts is not None, q.lengths is not None, slots is not None,
+                step, log_tokens_of(geo), parts[1], parts[0], block_i, pairs // block_i, block_d, chunk,
+            ),
+            1, REGISTERS,
+        )  # fmt: skip
     if dq is None or splits == 1:
         return dq
     return dq.view(splits, R, d.d).sum(0).to(query_dtype)
 
 
-def _place(winner: Tensor, geo: Geometry, rows: Rows) -> None:
-    """Write every entry to its row."""
-    chunk, chunks = _chunks(geo)
-    launch(
-        "place_entries", (geo.documents * chunks, 1),
-        (winner, rows.spare, rows.order, rows.begin),
-        (winner.stride(0), winner.stride(1), geo.Lq),
-        (geo.queries_per_document, geo.K, geo.Ld, geo.queries_per_document * geo.Lq, chunks),
-        (geo.shared, log_tokens_of(geo), chunk),
-        1,
-    )  # fmt: skip
-
-
 def _document_rows(
     q: TokenBatch, order: Tensor, begin: Tensor, g: Tensor, dd: Tensor, geo: Geometry,
-    placed: tuple[Tensor | None, Tensor | None], unsorted: tuple[Tensor, Tensor] | None, *,
+    placed: tuple[Tensor | None, Tensor | None], unsorted: tuple[Tensor, Rows] | None, *,
     documents: int, span: int, slots: bool, pitch: int,
 ) -> None:  # fmt: skip
     """dD from entries by row, document by document; over all rows of the buffer as one document if none are unsorted.
 
     Args:
         placed: `starts` and `lengths` of the documents.
-        unsorted: the argmax and a buffer like `order`, where entries are to be put in order first.
+        unsorted: the argmax and the rows whose entries are to be put in order first.
     """
     starts, lengths = placed
-    winner, spare = (None, None) if unsorted is None else unsorted
+    winner, spare, parts, log_part = None, None, 1, 0
+    if unsorted is not None:
+        winner, spare, parts, log_part = unsorted[0], unsorted[1].spare, unsorted[1].parts, unsorted[1].log_part
     block_d = power_of_two(q.d)
     pairs = max(2, GATHER // block_d)
     block_r = 2 if pairs >= 4 else 1
     block_e = pairs // block_r
-    # rows of a program go on together until four times the average, in whole steps, then one after the other
-    average = geo.queries_per_document * geo.Lq // max(1, geo.Ld)
+    # as many rows as leave enough programs: bins are put in order many at a time
+    block_t = max(block_r, min(16, power_of_two(documents * span // ENOUGH_ROWS)))
     launch(
-        "document_rows", (documents * cdiv(span, block_r), 1),
+        "document_rows", (documents * cdiv(span, block_t), 1),
         (order, begin, g, q.values, dd, q.starts, starts, lengths, winner, spare),
         (q.values.stride(0), q.d, 0 if winner is None else winner.stride(0), 0 if winner is None else winner.stride(1)),
         (
             g.stride(0), g.stride(1), q.pitch, pitch, span, geo.queries_per_document, geo.K, geo.Lq,
-            begin.shape[-1] - 1, 0 if unsorted is None else geo.queries_per_document * geo.Lq,
-            cdiv(4 * average + 32, block_e) * block_e,
+            (begin.shape[-1] - 1) // parts, 0 if unsorted is None else geo.queries_per_document * geo.Lq,
+            # rows go on together until four times the average, in whole steps, then one after the other
+            cdiv(4 * _average(geo) + 32, block_e) * block_e,
         ),
         (
             geo.shared, unsorted is None, q.starts is not None, starts is not None, lengths is not None, slots,
-            0 if unsorted is None else log_tokens_of(geo), block_r, block_e, block_d,
-            16 if average <= 6 else 32 if average <= 16 else 64, HUB,
+            0 if unsorted is None else log_tokens_of(geo), log_part, parts, block_t, min(BINS, block_t * parts), block_r,
+            block_e, block_d,
         ),
-        1,
+        1, ROW_REGISTERS,
     )  # fmt: skip
 
 
@@ -218,9 +225,7 @@ def csr_sort(
     R = d.values.shape[0]
     dd = torch.empty(d.values.shape, dtype=document_dtype or d.dtype, device=d.device)
     order, begin = sort_entries(d, winner, geo)
-    _document_rows(
-        q, order, begin, g, dd, geo, (None, None), None, documents=1, span=R, slots=True, pitch=0
-    )
+    _document_rows(q, order, begin, g, dd, geo, (None, None), None, documents=1, span=R, slots=True, pitch=0)
     return dq, dd
 
 

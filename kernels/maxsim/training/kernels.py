@@ -20,11 +20,14 @@ from triton.runtime.interpreter import InterpretedFunction
 # Arguments come as pointers, integers whose divisibility decides how wide a load is, integers that vary from batch to
 # batch and bound no load (unspecialised, so that a new length compiles nothing), and constants, as `launch` has it.
 _SHARED = ["stride_gn", "stride_gk", "q_pitch", "d_pitch", "K", "Ld"]
-_COUNT_VARIES = [*_SHARED, "q_span", "count_programs", "splits", "q_rows", "NQ", "per_document", "chunks"]
-_PLACE_VARIES = ["NQ", "K", "Ld", "per_document", "chunks"]
+_QUERIES_VARIES = [
+    *_SHARED, "q_span", "entry_programs", "first_query", "splits", "q_rows", "NQ", "per_document", "chunks",
+]  # fmt: skip
 _ROWS_VARIES = [*_SHARED, "d_span", "Lq", "NQ", "per_document", "LOCKSTEP"]
 _ONEHOT_VARIES = [*_SHARED, "d_span", "NQ"]
 _ATOMIC_VARIES = [*_SHARED, "k_programs"]
+HUB = tl.constexpr(128)  # entries of a bin that are put in order by comparing each with each
+BIN = tl.constexpr(16)  # entries of a bin that are put in order at a time: twice what a bin has in the mean
 
 
 @triton.jit
@@ -91,15 +94,14 @@ def _query_rows(
 
 
 @triton.jit
-def _count_entries(
-    pid, winner, place, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
-    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, BE: tl.constexpr,
+def _entries_of(
+    pid, winner, stride_wn, stride_wk, NQ, K, Lq, Ld, chunks,
+    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, LOG_PART: tl.constexpr, PARTS: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """Counts the winners of BE entries of one document, and leaves in `place` how many of its row came before each.
+    """BE entries of one document: the document, their numbers, places in [NQ, Lq], bins, and which have a winner.
 
-    The counters are `begin`'s own, zero at first; integer sums are the same in any order, but `place` is not: two
-    entries of a row may change places from run to run, which `_sort_rows` undoes. The program that arrives last at a
-    document, by its counter Ld, turns its counts into row offsets.
+    Entry (t, i), t-th query of the document and token i, has the number (t << LOG_TOKENS) + i. A row of the document
+    has PARTS bins: entries whose numbers agree above LOG_PART bits share one.
     """
     m = pid // chunks
     n0 = 0 * m
@@ -111,20 +113,52 @@ def _count_entries(
     t, i = e // (1 << LOG_TOKENS), e % (1 << LOG_TOKENS)
     base = winner + n0.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
     w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
-    hit = (w >= 0) & (w < Ld)
-    counts = begin + m.to(tl.int64) * (Ld + 1)
-    before = tl.atomic_add(counts + w, 1, mask=hit, sem="relaxed")
-    tl.store(place + m.to(tl.int64) * per_document + t * Lq + i, before.to(place.dtype.element_ty), mask=hit)
+    return m, e, t * Lq + i, w * PARTS + e // (1 << LOG_PART), (w >= 0) & (w < Ld)
+
+
+@triton.jit
+def _count_entries(
+    pid, winner, place, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
+    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, LOG_PART: tl.constexpr, PARTS: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Counts BE entries of one document by bin, and leaves in `place` how many of its bin were counted before each.
+
+    The counters are `begin`'s own, zero at first; integer sums are the same in any order, but `place` is not: two
+    entries of a bin may change places from run to run, which `_sort_bins` undoes. The program that arrives last at a
+    document, by the counter behind its bins, turns counts into offsets.
+    """
+    m, _, at, bin, hit = _entries_of(
+        pid, winner, stride_wn, stride_wk, NQ, K, Lq, Ld, chunks, SHARED, LOG_TOKENS, LOG_PART, PARTS, BE
+    )
+    bins = Ld * PARTS
+    counts = begin + m.to(tl.int64) * (bins + 1)
+    before = tl.atomic_add(counts + bin, 1, mask=hit, sem="relaxed")
+    tl.store(place + m.to(tl.int64) * per_document + at, before.to(place.dtype.element_ty), mask=hit)
     tl.debug_barrier()  # every count of the program is in before it reports
-    arrived = tl.atomic_add(counts + Ld, 1, sem="acq_rel")
+    arrived = tl.atomic_add(counts + bins, 1, sem="acq_rel")
     if arrived == chunks - 1:
         total = 0
-        for j0 in range(0, Ld, BE):
+        for j0 in range(0, bins, BE):
             j = j0 + tl.arange(0, BE)
-            own = tl.load(counts + j, mask=j < Ld, other=0, cache_modifier=".cg")
-            tl.store(counts + j, total + tl.cumsum(own, axis=0) - own, mask=j < Ld)
+            own = tl.load(counts + j, mask=j < bins, other=0, cache_modifier=".cg")
+            tl.store(counts + j, total + tl.cumsum(own, axis=0) - own, mask=j < bins)
             total += tl.sum(own, axis=0)
-        tl.store(counts + Ld, total)
+        tl.store(counts + bins, total)
+
+
+@triton.jit
+def _place_entries(
+    pid, winner, place, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
+    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, LOG_PART: tl.constexpr, PARTS: tl.constexpr, BE: tl.constexpr,
+):  # fmt: skip
+    """Writes the numbers of BE entries to the places in their bins that `_count_entries` gave them."""
+    m, e, at, bin, hit = _entries_of(
+        pid, winner, stride_wn, stride_wk, NQ, K, Lq, Ld, chunks, SHARED, LOG_TOKENS, LOG_PART, PARTS, BE
+    )
+    offset = m.to(tl.int64) * per_document
+    before = _entry(tl.load(place + offset + at, mask=hit, other=0))
+    first = tl.load(begin + m.to(tl.int64) * (Ld * PARTS + 1) + bin, mask=hit, other=0)
+    tl.store(order + offset + first + before, e.to(order.dtype.element_ty), mask=hit)
 
 
 @triton.jit
@@ -136,85 +170,69 @@ def _entry(stored):
         return stored
 
 
-@triton.jit(do_not_specialize=_COUNT_VARIES)
-def queries_and_count(
-    winner, g, d_values, dq, place, begin, d_starts, q_starts, q_lengths,
+COUNT: tl.constexpr = tl.constexpr(1)
+PLACE: tl.constexpr = tl.constexpr(2)
+
+
+@triton.jit(do_not_specialize=_QUERIES_VARIES)
+def queries_beside(
+    winner, g, d_values, dq, place, order, begin, d_starts, q_starts, q_lengths,
     stride_wn, stride_wk, stride_d, Lq, d,
-    stride_gn, stride_gk, d_pitch, q_pitch, q_span, count_programs, splits, q_rows,
+    stride_gn, stride_gk, d_pitch, q_pitch, q_span, entry_programs, first_query, splits, q_rows,
     NQ, K, Ld, per_document, chunks,
     SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
-    Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr, COUNT: tl.constexpr,
-    LOG_TOKENS: tl.constexpr, BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
+    Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr, STEP: tl.constexpr, LOG_TOKENS: tl.constexpr,
+    LOG_PART: tl.constexpr, PARTS: tl.constexpr,
+    BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """First launch of the CSR backward: programs below `count_programs` count entries, the others sum dQ.
+    """dQ programs from number `first_query` on, beside `entry_programs` that do one STEP of building the CSR.
 
-    The two are independent, one waits for memory while the other computes, and one launch costs less than two. Without
-    COUNT there are no counting programs, and `place` and `begin` are not looked at.
+    Both steps wait for scattered accesses while dQ waits for the L2 cache, so together they take little more than dQ
+    alone. Without a step `place`, `order` and `begin` are not looked at.
     """
     pid = tl.program_id(0)
-    if COUNT:
-        if pid < count_programs:
+    if STEP == COUNT:  # compile-time: triton leaves a branch out only where nothing else is in its condition
+        if pid < entry_programs:
             _count_entries(
                 pid, winner, place, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
-                SHARED, LOG_TOKENS, BE,
+                SHARED, LOG_TOKENS, LOG_PART, PARTS, BE,
             )  # fmt: skip
-    if pid >= count_programs:
+    elif STEP == PLACE:  # noqa: SIM102  # as above
+        if pid < entry_programs:
+            _place_entries(
+                pid, winner, place, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
+                SHARED, LOG_TOKENS, LOG_PART, PARTS, BE,
+            )  # fmt: skip
+    if pid >= entry_programs:
         _query_rows(
-            pid - count_programs, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
+            pid - entry_programs + first_query, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
             stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
             splits, q_rows, SHARED, D_STARTS, Q_STARTS, Q_LENGTHS, Q_SLOTS, BI, BK, BD,
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=_PLACE_VARIES)
-def place_entries(
-    winner, place, order, begin,
-    stride_wn, stride_wk, Lq,
-    NQ, K, Ld, per_document, chunks,
-    SHARED: tl.constexpr, LOG_TOKENS: tl.constexpr, BE: tl.constexpr,
-):  # fmt: skip
-    """Second launch: every entry goes to the slot of its row that `_count_entries` gave it.
-
-    Entry (t, i), t-th query of the document and token i, is stored as (t << LOG_TOKENS) + i in the type of `order`.
-    """
-    pid = tl.program_id(0)
-    m = pid // chunks
-    n0 = 0 * m
-    k = m
-    if not SHARED:
-        n0 = m // K
-        k = m - n0 * K
-    e = (pid % chunks) * BE + tl.arange(0, BE)
-    t, i = e // (1 << LOG_TOKENS), e % (1 << LOG_TOKENS)
-    base = winner + n0.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
-    w = tl.load(base + t.to(tl.int64) * stride_wn + i, mask=(t < NQ) & (i < Lq), other=-1).to(tl.int32)
-    hit = (w >= 0) & (w < Ld)
-    offset = m.to(tl.int64) * per_document
-    before = _entry(tl.load(place + offset + t * Lq + i, mask=hit, other=0))
-    first = tl.load(begin + m.to(tl.int64) * (Ld + 1) + w, mask=hit, other=0)
-    tl.store(order + offset + first + before, e.to(order.dtype.element_ty), mask=hit)
-
-
 @triton.jit
-def _sort_rows(
-    order, sorted_to, first, last, winner, j, stride_wn, NQ, Lq,
-    LOG_TOKENS: tl.constexpr, BR: tl.constexpr, BS: tl.constexpr, HUB: tl.constexpr,
+def _sort_bins(
+    order, sorted_to, bins, b0, count, winner, stride_wn, NQ, Lq,
+    LOG_TOKENS: tl.constexpr, LOG_PART: tl.constexpr, PARTS: tl.constexpr, BB: tl.constexpr,
 ):  # fmt: skip
-    """Copies BR rows of one document with their entries in ascending order.
+    """Copies BB bins of one document from bin b0 on, of `count`, with their entries in ascending order.
 
-    A row of up to HUB entries by counting, for each, how many are smaller; a longer one by reading all winners of the
-    document again in order, which takes time linear in their number.
+    A bin of up to HUB entries by counting, for each, how many are smaller; a longer one by reading the winners of its
+    part of the document again in order, which takes time linear in their number.
     """
-    BO: tl.constexpr = 512 // (BR * BS)  # entries compared with at a time: 16 comparisons a thread
+    b = b0 + tl.arange(0, BB)
+    first = tl.load(bins + b, mask=b < count, other=0)
+    last = tl.load(bins + b + 1, mask=b < count, other=0)
     few = tl.where(last - first <= HUB, last, first)
     most = tl.max(few - first, axis=0)
-    for i0 in range(0, most, BS):
-        i = first[:, None] + i0 + tl.arange(0, BS)[None, :]
+    for i0 in range(0, most, BIN):
+        i = first[:, None] + i0 + tl.arange(0, BIN)[None, :]
         on = i < few[:, None]
         e = _entry(tl.load(order + i, mask=on, other=0))
-        smaller = tl.zeros([BR, BS, BO], tl.int32)
-        for s0 in range(0, most, BO):
-            s = first[:, None] + s0 + tl.arange(0, BO)[None, :]
+        smaller = tl.zeros([BB, BIN, 4], tl.int32)
+        for s0 in range(0, most, 4):
+            s = first[:, None] + s0 + tl.arange(0, 4)[None, :]
             other = _entry(tl.load(order + s, mask=s < few[:, None], other=0))
             other = tl.where(s < few[:, None], other, 0x7FFFFFFF)
             smaller += (other[:, None, :] < e[:, :, None]).to(tl.int32)
@@ -222,17 +240,18 @@ def _sort_rows(
         tl.store(sorted_to + at, e.to(sorted_to.dtype.element_ty), mask=on)
     if tl.max(last - first, axis=0) > HUB:
         lane = tl.arange(0, 512)
-        for r in range(BR):
-            here = tl.arange(0, BR) == r
+        for r in range(BB):
+            here = tl.arange(0, BB) == r
             low = tl.sum(tl.where(here, first, 0), axis=0)
             size = tl.sum(tl.where(here, last, 0), axis=0) - low
-            row = tl.sum(tl.where(here, j, 0), axis=0)
-            total = tl.where(size > HUB, NQ << LOG_TOKENS, 0)
+            row, part = (b0 + r) // PARTS, (b0 + r) % PARTS
+            begins = part << LOG_PART
+            ends = tl.where(size > HUB, tl.minimum(begins + (1 << LOG_PART), NQ << LOG_TOKENS), begins)
             done = low
-            for e0 in range(0, total, 512):
+            for e0 in range(begins, ends, 512):
                 e = e0 + lane
                 t, i = e // (1 << LOG_TOKENS), e % (1 << LOG_TOKENS)
-                on = (t < NQ) & (i < Lq)
+                on = (e < ends) & (i < Lq)
                 w = tl.load(winner + t.to(tl.int64) * stride_wn + i, mask=on, other=-1).to(tl.int32)
                 keep = (w == row).to(tl.int32)
                 at = done + tl.cumsum(keep, axis=0) - keep
@@ -273,22 +292,20 @@ def document_rows(
     stride_q, d, stride_wn, stride_wk,
     stride_gn, stride_gk, q_pitch, d_pitch, d_span, NQ, K, Lq, Ld, per_document, LOCKSTEP,
     SHARED: tl.constexpr, GLOBAL: tl.constexpr, Q_STARTS: tl.constexpr, D_STARTS: tl.constexpr,
-    D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr, LOG_TOKENS: tl.constexpr,
-    BR: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr, BS: tl.constexpr, HUB: tl.constexpr,
+    D_LENGTHS: tl.constexpr, D_SLOTS: tl.constexpr, LOG_TOKENS: tl.constexpr, LOG_PART: tl.constexpr,
+    PARTS: tl.constexpr, BT: tl.constexpr, BB: tl.constexpr, BR: tl.constexpr, BE: tl.constexpr, BD: tl.constexpr,
 ):  # fmt: skip
-    """Last launch: dD of BR rows of one document (GLOBAL: of the whole buffer) from the entries of each.
+    """Last launch: dD of BT rows of one document (GLOBAL: of the whole buffer) from the entries of each, BR at a time.
 
-    Entries of a row are put into ascending order first, so that the sum has one order; GLOBAL ones are in order.
-    The rows advance together through their first LOCKSTEP entries; what a popular row has beyond is summed by all
-    lanes, row after row, so one hub does not make its neighbours wait for it one small step at a time.
+    Entries of a row are put into ascending order first, so that the sum has one order; GLOBAL ones are in order. Then
+    rows advance together through their first LOCKSTEP entries; what a popular row has beyond is summed by all lanes,
+    row after row, so one hub does not make its neighbours wait for it one small step at a time.
     """
     pid = tl.program_id(0)
-    tiles = tl.cdiv(d_span, BR)
+    tiles = tl.cdiv(d_span, BT)
     m = pid // tiles
-    j = (pid % tiles) * BR + tl.arange(0, BR)
-    rows = begin + m.to(tl.int64) * (Ld + 1)
-    first = tl.load(rows + j, mask=j < Ld, other=0)
-    last = tl.load(rows + j + 1, mask=j < Ld, other=0)
+    j0 = (pid % tiles) * BT
+    bins = begin + m.to(tl.int64) * (Ld * PARTS + 1)
     mine = order + m.to(tl.int64) * per_document
     if not GLOBAL:
         n0 = 0 * m
@@ -298,38 +315,43 @@ def document_rows(
             k = m - n0 * K
         own = winner + n0.to(tl.int64) * stride_wn + k.to(tl.int64) * stride_wk
         to = sorted_to + m.to(tl.int64) * per_document
-        _sort_rows(mine, to, first, last, own, j, stride_wn, NQ, Lq, LOG_TOKENS, BR, BS, HUB)
+        for b0 in range(j0 * PARTS, tl.minimum(j0 + BT, Ld) * PARTS, BB):
+            _sort_bins(mine, to, bins, b0, Ld * PARTS, own, stride_wn, NQ, Lq, LOG_TOKENS, LOG_PART, PARTS, BB)
         mine = to
         tl.debug_barrier()  # the entries a thread reads below were stored by others of the program
     col = tl.arange(0, BD)
     col3 = col[None, None, :]
-    acc = tl.zeros([BR, BE, BD], tl.float32)
-    longest = tl.max(last - first, axis=0)
-    for s0 in range(0, tl.minimum(longest, LOCKSTEP), BE):
-        s = first[:, None] + s0 + tl.arange(0, BE)[None, :]
-        acc += _weighted_rows(
-            mine, s, s < last[:, None], m, g, q_values, q_starts, stride_gn, stride_gk, stride_q, q_pitch, K, Lq,
-            col3, d, SHARED, GLOBAL, Q_STARTS, LOG_TOKENS,
-        )  # fmt: skip
-    out = tl.sum(acc, axis=1)
-    if longest > LOCKSTEP:
-        flat = tl.arange(0, BR * BE)
-        col2 = col[None, :]
-        for r in range(BR):
-            here = tl.arange(0, BR) == r
-            low = tl.sum(tl.where(here, first, 0), axis=0) + LOCKSTEP
-            high = tl.sum(tl.where(here, last, 0), axis=0)
-            rest = tl.zeros([BR * BE, BD], tl.float32)
-            for s0 in range(low, high, BR * BE):
-                rest += _weighted_rows(
-                    mine, s0 + flat, s0 + flat < high, m, g, q_values, q_starts,
-                    stride_gn, stride_gk, stride_q, q_pitch, K, Lq, col2, d, SHARED, GLOBAL, Q_STARTS, LOG_TOKENS,
-                )  # fmt: skip
-            out += tl.where(here[:, None], tl.sum(rest, axis=0)[None, :], 0.0)
-    row = _first_row(d_starts, m, d_pitch, D_STARTS) + j
+    base = _first_row(d_starts, m, d_pitch, D_STARTS)
     written = _written_rows(d_lengths, m, Ld, d_span, D_LENGTHS, D_SLOTS)
-    mask = (j < written)[:, None] & (col < d)[None, :]
-    tl.store(dd + row[:, None] * d + col[None, :], out.to(dd.dtype.element_ty), mask=mask)
+    for r0 in range(0, BT, BR):
+        j = j0 + r0 + tl.arange(0, BR)
+        first = tl.load(bins + j * PARTS, mask=j < Ld, other=0)
+        last = tl.load(bins + j * PARTS + PARTS, mask=j < Ld, other=0)
+        acc = tl.zeros([BR, BE, BD], tl.float32)
+        longest = tl.max(last - first, axis=0)
+        for s0 in range(0, tl.minimum(longest, LOCKSTEP), BE):
+            s = first[:, None] + s0 + tl.arange(0, BE)[None, :]
+            acc += _weighted_rows(
+                mine, s, s < last[:, None], m, g, q_values, q_starts, stride_gn, stride_gk, stride_q, q_pitch, K, Lq,
+                col3, d, SHARED, GLOBAL, Q_STARTS, LOG_TOKENS,
+            )  # fmt: skip
+        out = tl.sum(acc, axis=1)
+        if longest > LOCKSTEP:
+            flat = tl.arange(0, BR * BE)
+            col2 = col[None, :]
+            for r in range(BR):
+                here = tl.arange(0, BR) == r
+                low = tl.sum(tl.where(here, first, 0), axis=0) + LOCKSTEP
+                high = tl.sum(tl.where(here, last, 0), axis=0)
+                rest = tl.zeros([BR * BE, BD], tl.float32)
+                for s0 in range(low, high, BR * BE):
+                    rest += _weighted_rows(
+                        mine, s0 + flat, s0 + flat < high, m, g, q_values, q_starts,
+                        stride_gn, stride_gk, stride_q, q_pitch, K, Lq, col2, d, SHARED, GLOBAL, Q_STARTS, LOG_TOKENS,
+                    )  # fmt: skip
+                out += tl.where(here[:, None], tl.sum(rest, axis=0)[None, :], 0.0)
+        mask = (j < written)[:, None] & (col < d)[None, :]
+        tl.store(dd + (base + j)[:, None] * d + col[None, :], out.to(dd.dtype.element_ty), mask=mask)
 
 
 @triton.jit(do_not_specialize=_ONEHOT_VARIES)

@@ -27,6 +27,7 @@ def launch(
     plain: tuple[int, ...],
     constants: tuple[Any, ...],
     warps: int,
+    registers: int | None = None,
 ) -> None:
     """Run a kernel of `kernels.py` on the device of its first pointer, whichever is current.
 
@@ -36,23 +37,24 @@ def launch(
         sized: integers whose divisibility by 16 decides how wide the kernel loads.
         plain: integers that the kernel is not specialised on.
         constants: compile-time arguments.
+        registers: most that a thread may have; None leaves it to the compiler.
     """
     if not (programs[0] and programs[1]):
         return
     device = pointers[0].device  # type: ignore[union-attr]  # the first is a tensor
     if device.type != "cuda" or device.index == torch.cuda.current_device():
-        _launch(name, programs, pointers, sized, plain, constants, warps, device)
+        _launch(name, programs, pointers, sized, plain, constants, warps, registers, device)
         return
     with torch.cuda.device(device):
-        _launch(name, programs, pointers, sized, plain, constants, warps, device)
+        _launch(name, programs, pointers, sized, plain, constants, warps, registers, device)
 
 
 def _launch(
     name: str, programs: tuple[int, int], pointers: tuple[Tensor | None, ...], sized: tuple[int, ...],
-    plain: tuple[int, ...], constants: tuple[Any, ...], warps: int, device: torch.device,
+    plain: tuple[int, ...], constants: tuple[Any, ...], warps: int, registers: int | None, device: torch.device,
 ) -> None:  # fmt: skip
     key = (
-        name, device.index, warps, constants,
+        name, device.index, warps, registers, constants,
         tuple([None if p is None else p.dtype for p in pointers]), tuple([x % _ALIGNED == 0 for x in sized]),
     )  # fmt: skip
     addresses = [0 if p is None else p.data_ptr() for p in pointers]
@@ -65,7 +67,8 @@ def _launch(
         from maxsim.training import kernels
 
         stand_in = [pointers[0] if p is None else p for p in pointers]
-        compiled = getattr(kernels, name)[programs](*stand_in, *sized, *plain, *constants, num_warps=warps)
+        options = {} if registers is None or kernels.INTERPRETED else {"maxnreg": registers}
+        compiled = getattr(kernels, name)[programs](*stand_in, *sized, *plain, *constants, num_warps=warps, **options)
         if usual and device.type == "cuda":
             _COMPILED[key] = compiled
         return

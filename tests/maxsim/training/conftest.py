@@ -65,6 +65,22 @@ class Backward:
         return replace(x, **{f: None if getattr(x, f) is None else self._move(getattr(x, f)) for f in fields})
 
 
+# Every layout, width and dtype is a kernel variant of its own, which a GPU compiles in a second or two; and a CPU adds
+# up the expected gradients entry by entry. These are what `-m "gpu and not slow"` runs of each path.
+FEW_LAYOUTS = ("lengths", "packed", "candidates", "one hub")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Compiled paths on the layouts beyond a few are slow tests."""
+    for item in items:
+        given = getattr(item, "callspec", None)
+        if given is None or not str(given.params.get("backward", "")).startswith("gpu-"):
+            continue
+        if given.params.get("batches", FEW_LAYOUTS[0]) not in FEW_LAYOUTS:
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture(scope="session")
 def poisoned_interpreter(interpreter: ProcessPoolExecutor) -> ProcessPoolExecutor:
     """The interpreter's process, where uninitialised memory is NaN too."""

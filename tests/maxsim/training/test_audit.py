@@ -101,6 +101,14 @@ def test_one_unit_in_the_last_place_is_the_gap_to_the_next_number():
 
 
 @pytest.mark.gpu
+def test_the_default_path_passes_on_a_gpu_at_two_dense_shapes(monkeypatch):
+    monkeypatch.setattr(room, "LENGTHS", LENGTHS)
+    report = audit([torch.float16], pairs=2)
+    assert report.passed, report.counts
+
+
+@pytest.mark.gpu
+@pytest.mark.slow  # random shapes ask for some thirty variants of the forward kernel, seconds of compilation each
 @pytest.mark.parametrize("path", ["csr", "csr_sort", "onehot"])
 def test_every_deterministic_path_passes_on_a_gpu(path, monkeypatch):
     monkeypatch.setattr(room, "LENGTHS", LENGTHS)

@@ -41,6 +41,7 @@ class Launch:
     plain: int
     constants: tuple[Any, ...]
     warps: int
+    registers: int | None = None
 
     def compile(self, arch: int) -> Any:
         """`Resources` of one program on that architecture."""
@@ -54,7 +55,8 @@ class Launch:
         constants = dict(zip(names[then + self.plain :], self.constants, strict=True))
         wide = [name for name, value in zip(names[first:then], self.sized, strict=True) if value % 16 == 0]
         return compile_offline(
-            fn, signature, constants, arch, num_warps=self.warps, aligned=(*names[:first], *wide)
+            fn, signature, constants, arch, num_warps=self.warps, aligned=(*names[:first], *wide),
+            max_registers=self.registers,
         )  # fmt: skip
 
 
@@ -86,10 +88,10 @@ def launches(call: str) -> tuple[Launch, ...]:
     """Every launch of every path for that call, each once."""
     found: dict[Launch, None] = {}
 
-    def record(name, programs, pointers, sized, plain, constants, warps):
+    def record(name, programs, pointers, sized, plain, constants, warps, registers=None):
         stood = [pointers[0] if p is None else p for p in pointers]
         types = tuple(_TYPES[p.dtype] for p in stood)
-        found.setdefault(Launch(name, types, tuple(x % 16 for x in sized), len(plain), constants, warps))
+        found.setdefault(Launch(name, types, tuple(x % 16 for x in sized), len(plain), constants, warps, registers))
 
     q, d, pairing = batches(call)
     geo = geometry(q, d, pairing)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -99,7 +101,7 @@ def test_the_sort_is_the_stable_library_sort(poisoned_interpreter, Nq, Lq, Ld):
     won[:, 1] = 0  # a document with one winner
     won[:, 2] = -1  # an empty one
     rows = poisoned_interpreter.submit(csr.build, d, won, geo).result(timeout=240)
-    order, begin = rows.order, rows.begin
+    order, begin = rows.order, rows.begin[:, :: rows.parts]
     bits = csr.log_tokens_of(geo)
     number = (torch.arange(Nq)[:, None] << bits) + torch.arange(Lq)
     for m in range(B):
@@ -109,6 +111,23 @@ def test_the_sort_is_the_stable_library_sort(poisoned_interpreter, Nq, Lq, Ld):
         stored = order[m, : valid.sum()].long() & (0xFFFF if order.dtype == torch.int16 else -1)
         assert torch.equal(stored, number.flatten()[valid][sort.indices])
         assert torch.equal(begin[m].long(), torch.searchsorted(sort.values, torch.arange(Ld + 1)))
+
+
+@pytest.mark.parametrize(("Nq", "Lq", "Ld"), [(5, 20, 33), (24, 32, 200), (40, 32, 9)])
+def test_the_order_in_which_entries_were_counted_moves_no_bit(poisoned_interpreter, Nq, Lq, Ld):
+    q, d = maxsim.tokens(torch.randn(Nq, Lq, 8)), maxsim.tokens(torch.randn(3, Ld, 8))
+    geo, g = geometry(q, d, "all"), torch.randn(Nq, 3)
+    won = torch.randint(-1, Ld, (Nq, 3, Lq), dtype=torch.int16)
+    won[:, 1] = torch.where(torch.rand(Nq, Lq) < 0.9, 1, won[:, 1])  # more entries of a bin than are compared
+    won[:, 2] = -1
+    rows = poisoned_interpreter.submit(csr.build, d, won, geo).result(timeout=240)
+    expected = poisoned_interpreter.submit(csr.document_gradient, q, d, won, rows, g, geo).result(timeout=240)
+    for m in range(3):
+        for first, last in pairwise(rows.begin[m].tolist()):
+            shuffled = rows.order[m, first:last][torch.randperm(last - first)]
+            rows.order[m, first:last] = shuffled
+    got = poisoned_interpreter.submit(csr.document_gradient, q, d, won, rows, g, geo).result(timeout=240)
+    assert torch.equal(got, expected)
 
 
 def test_a_document_with_more_than_65536_entries_is_numbered_in_32_bits(poisoned_interpreter, expected):
