@@ -10,6 +10,7 @@ from dataclasses import replace
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.inputs import make_inputs
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import VARIANT, axis_of
 
 _BLOCK_DOCUMENTS = 4096
 _BLOCKS_A_SET = 1 << 20  # more blocks than any corpus has, so that no two sets share a seed
@@ -18,8 +19,9 @@ _BLOCKS_A_SET = 1 << 20  # more blocks than any corpus has, so that no two sets 
 def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
     """Inputs of set `set_index` of a cell.
 
-    For op "search" on a GPU the queries lie there and the corpus in pinned host memory: dense documents are drawn on
-    the GPU block by block, for a processor takes minutes for what a card draws in seconds.
+    For op "search" on a GPU the queries lie there and the corpus in pinned host memory (a dense one under variant
+    `host=pageable` is not pinned): dense documents are drawn on the GPU block by block, for a processor takes minutes
+    for what a card draws in seconds.
     """
     if cell.op != "search" or device != "cuda":
         return make_inputs(cell, device, set_index)
@@ -30,7 +32,8 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
 
     assert cell.B is not None
     queries = make_inputs(cell.model_copy(update={"B": 1}), device, set_index)
-    corpus = torch.empty((cell.B, *queries.D.shape[1:]), dtype=queries.D.dtype, pin_memory=True)
+    pinned = axis_of(cell, VARIANT + "host") != "pageable"
+    corpus = torch.empty((cell.B, *queries.D.shape[1:]), dtype=queries.D.dtype, pin_memory=pinned)
     for number, start in enumerate(range(0, cell.B, _BLOCK_DOCUMENTS)):
         count = min(_BLOCK_DOCUMENTS, cell.B - start)
         block = make_inputs(cell.model_copy(update={"B": count}), device, (set_index + 1) * _BLOCKS_A_SET + number)
