@@ -12,7 +12,7 @@ from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import VARIANT, axis_of
 from maxsim_bench.measure.errors import compare
-from maxsim_bench.measure.graphs import capture
+from maxsim_bench.measure.graphs import CaptureError, capture
 from maxsim_bench.run.check import results
 from maxsim_bench.run.counters import dram_bytes
 from maxsim_bench.run.first_call import first_calls
@@ -51,7 +51,7 @@ def repeat(cell: Cell, backend: Backend, call: Callable[[], object], device: str
     """Is the answer the same every time, bit by bit, called directly and replayed as a CUDA graph.
 
     `calls` and `distinct_results` (1: deterministic); on a GPU `replay_max_abs_err` of a replay against a direct call,
-    exactly 0 where both compute the same.
+    exactly 0 where both compute the same, or in `replay` why the call cannot be captured.
     """
     distinct: list[list[torch.Tensor]] = []
     for _ in range(REPEATS):
@@ -60,7 +60,10 @@ def repeat(cell: Cell, backend: Backend, call: Callable[[], object], device: str
             distinct.append(found)
     figures: dict[str, Any] = {"calls": REPEATS, "distinct_results": len(distinct)}
     if device == "cuda":
-        replayed = results(capture([call])[0]())
+        try:
+            replayed = results(capture([call])[0]())
+        except CaptureError as error:
+            return figures | {"replay": str(error)}
         pairs = zip(replayed, distinct[0], strict=True)
         figures["replay_max_abs_err"] = max(compare(a, b).max_abs for a, b in pairs)
     return figures
