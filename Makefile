@@ -5,12 +5,13 @@ PYTHON  ?= python3
 VENV    ?= .venv
 ELEMENT ?=
 ARGS    ?=
+BASE    ?= HEAD~1
 BIN     := $(VENV)/bin
 BENCH   := $(BIN)/maxsim-bench
 STAMP   := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup reproduce test test-slow test-gpu test-integrations bench report fidelity track check lint docs clean
+.PHONY: help setup reproduce test test-slow test-gpu test-integrations bench report fidelity track cost selftest check lint lint-actions docs clean
 
 help: ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/' | expand -t 22
@@ -59,13 +60,24 @@ track: $(STAMP) ## measure the tracked cells and keep a record below results/his
 	$(BENCH) run forward --profile paper
 	$(BENCH) track
 
+cost: $(STAMP) ## what the commits since BASE cost: both kernels measured in turn (BASE=HEAD~1)
+	$(BENCH) compare --rev $(BASE) HEAD
+
+selftest: $(STAMP) ## how often a comparison errs on this machine: false alarms and missed slow-downs
+	$(BENCH) selftest --aa 120 --within 300
+
 check: $(STAMP) ## fail if a committed table, figure or README block no longer follows from results/
 	$(BENCH) report --check
 
-lint: $(STAMP) ## ruff and mypy
+lint: $(STAMP) lint-actions ## ruff, mypy and the workflows
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+lint-actions: $(STAMP) ## the workflows and the action: schema, and what zizmor knows to be unsafe
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-actions .github/actions/*/action.yml
+	$(BIN)/zizmor --offline --quiet --no-progress .github
 
 docs: $(STAMP) ## regenerate docs/cli.md from the commands' help
 	$(BENCH) help --markdown > docs/cli.md
