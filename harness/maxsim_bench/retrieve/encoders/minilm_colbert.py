@@ -1,7 +1,7 @@
 """minilm-colbert-128: all-MiniLM-L6-v2 tokens through a projection to 128 dimensions that was trained for MaxSim.
 
 Room: `retrieve`. May import: record, backends. The projection (fp16 [128, 384], beside this file) is the one that
-`python -m maxsim_bench.retrieve.contrastive` writes: trained on SciFact's training queries with in-batch negatives, so
+`python -m maxsim_bench.parity` writes: trained on SciFact's training queries with in-batch negatives, so
 SciFact's own numbers are those of a model that has seen the corpus; other sets are out of domain.
 """
 
