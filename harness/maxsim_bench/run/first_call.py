@@ -1,4 +1,4 @@
-"""What the first call costs: a process that has compiled nothing, with an empty and then with a filled kernel cache.
+"""What the first call costs: a process that has compiled nothing, over an empty kernel cache or a populated one.
 
 Room: `run`. May import: declare, record, measure, backends. `python -m maxsim_bench.run.first_call CELL BACKEND DEVICE`
 is that process: it makes the inputs, then prints the seconds from preparing to the first result.
@@ -12,25 +12,31 @@ import sys
 import tempfile
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import VARIANT, axis_of
 from maxsim_bench.measure import clock
 
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
+STATES = {"empty": 1, "populated": 2}  # → processes, of which the last is timed
 _TIMEOUT_S = 600.0
 
 
 class FirstCallError(RuntimeError):
-    """The process that makes the first call failed."""
+    """The process that makes the first call failed, or none was named."""
 
 
-def first_calls(cell: Cell, backend: str, device: str) -> dict[str, float]:
-    """`first_call_s_empty_cache` and `first_call_s_filled_cache`: seconds of the first call of two fresh processes.
+def first_call_seconds(cell: Cell, backend: str, device: str) -> float:
+    """Seconds of the first call of a fresh process, over the kernel cache that the cell's variant `cache` names.
 
-    Imports, the device's start and the inputs are not in them; compilation, tuning and preparing are.
+    "empty": nobody has compiled anything; "populated": another process has made the same call before. Imports, the
+    device's start and the inputs are not in them; compilation, tuning and preparing are.
     """
+    state = axis_of(cell, VARIANT + "cache")
+    if state not in STATES:
+        raise FirstCallError(f"variant cache={state}: not one of {', '.join(STATES)}")
     with tempfile.TemporaryDirectory(prefix="maxsim-bench-cache-") as folder:
         there = os.environ | dict.fromkeys(CACHES, folder)
         command = [sys.executable, "-m", "maxsim_bench.run.first_call", cell.model_dump_json(), backend, device]
-        return {f"first_call_s_{state}_cache": _seconds(command, there) for state in ("empty", "filled")}
+        return [_seconds(command, there) for _ in range(STATES[state])][-1]
 
 
 def _seconds(command: list[str], environment: dict[str, str]) -> float:

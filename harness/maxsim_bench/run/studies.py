@@ -15,7 +15,7 @@ from maxsim_bench.measure.errors import compare
 from maxsim_bench.measure.graphs import CaptureError, capture
 from maxsim_bench.run.check import results
 from maxsim_bench.run.counters import dram_bytes
-from maxsim_bench.run.first_call import first_calls
+from maxsim_bench.run.first_call import first_call_seconds
 from maxsim_bench.run.work import work_of
 
 if TYPE_CHECKING:
@@ -97,8 +97,8 @@ def traffic(cell: Cell, backend: Backend, call: Callable[[], object], device: st
 
 
 def first_call(cell: Cell, backend: Backend, call: Callable[[], object], device: str) -> dict[str, Any]:
-    """Seconds of the first call of a fresh process, without and with a filled kernel cache."""
-    return {name: round(seconds, 3) for name, seconds in first_calls(cell, backend.name, device).items()}
+    """`first_call_s`: seconds of the first call of a fresh process, see `run.first_call`."""
+    return {"first_call_s": round(first_call_seconds(cell, backend.name, device), 3)}
 
 
 STUDIES: dict[str, Study] = {"repeat": repeat, "traffic": traffic, "first_call": first_call}
