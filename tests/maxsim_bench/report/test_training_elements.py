@@ -47,16 +47,24 @@ def test_a_run_that_did_not_fit_is_a_line_without_numbers(made: Any) -> None:
     assert table.loc["train_fused", ["moved", "loss_moved"]].isna().all()
 
 
-def test_the_largest_batch_under_a_cap_is_the_largest_that_ran(made: Any) -> None:
-    def step(backend: str, B: int, status: str) -> Row:
+def test_the_largest_batch_of_a_card_is_the_largest_whose_inputs_and_peak_fit_it(made: Any) -> None:
+    def step(backend: str, B: int, gb: float | None) -> Row:
         cell = Cell(
-            experiment="training_step", gpu="h200", op="training_step", Nq=B, B=B, Lq=32, Ld=1030, d=128, dtype="fp16",
-            memory_cap=42_400_000_000,
+            experiment="training_capacity", gpu="h200", op="training_step", Nq=B, B=B, Lq=1024, Ld=1024, d=128,
         )  # fmt: skip
-        told: dict[str, Any] = {"latency_ms": 1.0} if status == "ok" else {"error": "out of memory"}
+        told: dict[str, Any] = {"error": "out of memory"}
+        if gb is not None:
+            told = {"input_bytes": 10**9, "peak_extra_bytes": int((gb - 1) * 1e9)}
+        status = "oom" if gb is None else "ok"
         return Row(cell=cell, backend=backend, backend_version="1", gpu="x", status=status, **told)
 
-    rows = [step("train_eager", 512, "ok"), step("train_eager", 1024, "oom"), step("train_fused", 1024, "ok")]
-    table = {a.name: a for a in artefacts(made.results(rows))}["training_step/largest"].frame.set_index("backend")
-    assert (table.loc["train_eager", "largest"], table.loc["train_eager", "first_oom"]) == (512, 1024)
-    assert table.loc["train_fused", "largest"] == 1024
+    rows = [
+        step("train_eager", 64, 30.0), step("train_eager", 128, None), step("train_fused", 512, 20.0),
+        step("train_fused", 1024, 60.0), step("train_lean", 64, 90.0),
+    ]  # fmt: skip
+    table = {a.name: a for a in artefacts(made.results(rows))}["training_capacity/largest"]
+    found = table.frame.set_index(["card", "backend"])[["largest", "smallest"]]
+    assert found.loc[("40 GB card", "train_eager")].tolist() == [64, 128]
+    assert found.loc[("40 GB card", "train_fused")].tolist() == [512, 1024]
+    assert found.loc[("80 GB card", "train_fused"), "largest"] == 1024
+    assert found.loc[("80 GB card", "train_lean")].isna().tolist() == [True, False]

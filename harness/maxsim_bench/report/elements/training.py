@@ -14,6 +14,7 @@ import pandas as pd
 
 from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
+from maxsim_bench.report.elements.memory import CAP_NAMES
 from maxsim_bench.report.figures import LINE_COLUMNS, Figure, Lines, draw_lines
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import Column, Table
@@ -136,31 +137,34 @@ def draw_losses(data: pd.DataFrame) -> Drawing:
 
 @element
 def largest_batch(results: Results) -> Iterator[Table]:
-    """The largest contrastive batch (Nq = B) that each backend trains under each memory cap."""
-    frame = results.experiment("training_step").frame
-    frame = frame[frame["memory_cap"].notna()]
+    """The largest contrastive batch (Nq = B) whose inputs and peak fit each of the usual cards, by backend."""
+    frame = results.experiment("training_capacity").frame
     if frame.empty:
         return
+    needed = (frame["input_bytes"] + frame["peak_extra_bytes"]).where(frame["status"] == "ok")
     lines = []
-    for (device, cap, Lq, Ld, backend), rows in frame.groupby(["device", "memory_cap", "Lq", "Ld", "backend"]):
-        fits = rows.loc[rows["status"] == "ok", "B"]
-        failed = rows.loc[rows["status"].isin(("oom", "skipped")), "B"]
-        lines.append(
-            {
-                "device": device, "memory_cap": cap, "Lq": Lq, "Ld": Ld, "backend": backend, "largest": fits.max(),
-                "first_oom": failed.min(),
-            }
-        )  # fmt: skip
+    for cap, card in CAP_NAMES.items():
+        for (device, backend), rows in frame.groupby(["device", "backend"], sort=True):
+            if (rows["status"] == "unsupported").all():
+                continue
+            fits = needed[rows.index] <= cap
+            lines.append(
+                {
+                    "device": device, "card": card, "backend": backend, "largest": rows.loc[fits, "B"].max(),
+                    "smallest": rows.loc[~fits, "B"].min(), "gb": needed[rows.index][fits].max() / 1e9,
+                }
+            )  # fmt: skip
     columns = [
         Column("device", "GPU", names.card, right=False),
-        Column("memory_cap", "cap", lambda c: names.axis_value("memory_cap", c)),
-        Column("Lq", "Lq", lambda v: str(int(v))),
-        Column("Ld", "Ld", lambda v: str(int(v))),
+        Column("card", "as large as a", right=False),
         Column("backend", "backend", names.backend, right=False),
-        Column("largest", "largest batch that fits", lambda v: "" if pd.isna(v) else names.count(v)),
-        Column("first_oom", "smallest that does not", lambda v: "none tried" if pd.isna(v) else names.count(v)),
+        Column("largest", "largest batch that fits", lambda v: "none" if pd.isna(v) else names.count(v)),
+        Column("gb", "takes [GB]", lambda v: "" if pd.isna(v) else f"{v:.1f}"),
+        Column("smallest", "smallest that does not", lambda v: "none tried" if pd.isna(v) else names.count(v)),
     ]
     yield Table(
-        "training_step/largest", "Largest contrastive batch that fits", columns, pd.DataFrame(lines),
-        tuple(sorted(set(frame["source"]))), "Nq = B, among the batch sizes of the grid.", "tab:train",
+        "training_capacity/largest", "Largest contrastive batch that fits", columns, pd.DataFrame(lines),
+        tuple(sorted(set(frame["source"]))),
+        "Nq = B, doubled until one step fails; Lq = Ld = 1024, d = 128, fp16. A batch fits a card if inputs and peak "
+        "do.", "tab:train",
     )  # fmt: skip
