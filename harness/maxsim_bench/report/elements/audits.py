@@ -39,17 +39,17 @@ def _selftests(told: dict[str, SelfTest]) -> Table:
         Column("way", "compared", right=False),
         Column("margin", "matters from", "{:g} %".format),
         Column("alarms", "false alarms"),
-        Column("bound", "upper 95 % bound", "{:.2%}".format),
+        Column("bound", "upper 95 % bound", lambda share: f"{100 * share:.2f} %"),
         *(Column(f"found_{percent:g}", f"{percent:g} % slower: found") for percent in WANTED),
     ]
-    goals = ", ".join(f"{share:.0%} of {percent:g} %" for percent, share in WANTED.items())
+    goals = ", ".join(f"{100 * share:.0f} % of those of {percent:g} %" for percent, share in WANTED.items())
     gated = {f"{one.gpu}: {'; '.join(one.missed()) or 'every goal is met'}." for one in told.values() if one.gated}
     return Table(
         "summary/selftest", "How far a comparison can be trusted", columns, pd.DataFrame(lines), tuple(sorted(told)),
         "One build against itself, and against itself with a delay behind every call, decided one by one. Exact "
-        f"(Clopper-Pearson) bound. Goals of what takes turns, on a GPU: a bound of at most {FALSE_ALARMS_MOST:.0%}, "
-        f"and of slow-downs found at least {goals}; a processor's rates are reported only. "
-        "Measured again by `maxsim-bench selftest`.",
+        "(Clopper-Pearson) bound. Goals of what takes turns, on a GPU: a bound of at most "
+        f"{100 * FALSE_ALARMS_MOST:.0f} %, and of slow-downs found at least {goals}; a processor's rates are reported "
+        "only. Measured again by `maxsim-bench selftest`.",
         notes=tuple(sorted(gated)),
     )  # fmt: skip
 
@@ -68,7 +68,7 @@ def _selftest_lines(one: SelfTest) -> Iterator[dict[str, Any]]:
 def _found(power: Power | None) -> str:
     if power is None:
         return "too small to inject"
-    return f"{power.found.rate:.1%} of {power.found.tries} (measured {power.reached_percent:.1f} %)"
+    return f"{100 * power.found.rate:.1f} % of {power.found.tries} (measured {power.reached_percent:.1f} %)"
 
 
 def _repetitions(repeated: dict[str, Path], results: Results, thresholds: Path) -> Table:
