@@ -36,8 +36,7 @@ class HopperShape:
     """Tile and pipeline of a launch.
 
     NC consumer warpgroups with BM query rows each, document tiles of BN rows, KC chunks of BK along d, ST ring slots,
-    how many programs share a processor, whether two consumers multiply in turn, and whether the query is short, so that
-    documents are the rows of the product.
+    how many programs share a processor, and whether the query is short, so that documents are the rows of the product.
     """
 
     NC: int
@@ -47,7 +46,6 @@ class HopperShape:
     KC: int
     ST: int
     residents: int = 1
-    turns: bool = False
     short: bool = False
 
 
@@ -76,7 +74,7 @@ def launch_shape(rows: int, d: int, BN: int = 128) -> HopperShape:
         if rows > BM * NC // 2 and NC * KC * BM * BK <= _QUERY_BYTES:
             break
     stages = (_SHARED_BYTES - NC * KC * BM * BK) // slot
-    return HopperShape(NC, BM, BN, BK, KC, min(stages, _SLOTS), turns=NC == 2)
+    return HopperShape(NC, BM, BN, BK, KC, min(stages, _SLOTS))
 
 
 def programs(groups: int, B: int, slots: int) -> int:
@@ -160,7 +158,7 @@ def _launch(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperSha
     balanced = codes.starts is not None and codes.total_rows is not None and each > 1
     constants = (
         shape.BM, shape.BN, rows, shape.BK, shape.KC, shape.ST, shape.NC, tiles.group, EPILOGUES[epilogue], *carried,
-        balanced, shape.turns, shape.short, _CONSUMER_REGISTERS, _LOADER_REGISTERS, 4,
+        balanced, shape.short, _CONSUMER_REGISTERS, _LOADER_REGISTERS, 4,
     )  # fmt: skip
     run = kernel(
         "maxsim_quantized", out.device.index or 0, constants, (codes.dtype, out.dtype), _REGISTERS[shape.residents]

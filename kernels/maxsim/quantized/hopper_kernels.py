@@ -18,8 +18,7 @@ What happens to an accumulator is the epilogue:
     token_any  INT8, one scale a token, any d: convert and multiply.
     fp8_document, fp8_token: FP32 accumulators, otherwise the same.
 
-Two consumers multiply in turn: left to themselves they fall into step, and no maximum runs under a product. A query of
-at most 64 rows has one consumer and the roles exchanged: documents are the rows of the product.
+A query of at most 64 rows has one consumer and the roles exchanged: documents are the rows of the product.
 
 Every INT8 epilogue gives the bits that `integer.py` defines. Coordinates of a tensor map are 32-bit rows, so a batch
 may have up to 2^31 rows (not elements).
@@ -67,12 +66,11 @@ class Tile:
     HAS_STARTS: gl.constexpr
     HAS_LENGTHS: gl.constexpr
     BALANCED: gl.constexpr
-    TURNS: gl.constexpr  # two consumers multiply in turn, so that one's maxima run under the other's products
     PER_TOKEN: gl.constexpr  # a scale a token: copied beside the codes, from a 16-byte boundary, which is four rows
     INTEGER: gl.constexpr  # the maxima are INT32
 
     @gluon.constexpr_function
-    def __init__(self, BM, BN, BR, BK, KC, ST, NC, G, MODE, HAS_STARTS, HAS_LENGTHS, BALANCED, TURNS):
+    def __init__(self, BM, BN, BR, BK, KC, ST, NC, G, MODE, HAS_STARTS, HAS_LENGTHS, BALANCED):
         self.BM = gl.constexpr(BM)
         self.BN = gl.constexpr(BN)
         self.BR = gl.constexpr(BR)
@@ -85,7 +83,6 @@ class Tile:
         self.HAS_STARTS = gl.constexpr(HAS_STARTS)
         self.HAS_LENGTHS = gl.constexpr(HAS_LENGTHS)
         self.BALANCED = gl.constexpr(BALANCED)
-        self.TURNS = gl.constexpr(TURNS)
         self.PER_TOKEN = gl.constexpr(MODE == 1 or MODE == 2 or MODE == 4)
         self.INTEGER = gl.constexpr(MODE == 0)
 
@@ -101,10 +98,9 @@ class Ring:
     q_full: gl.shared_memory_descriptor
     full: gl.shared_memory_descriptor
     empty: gl.shared_memory_descriptor
-    turn: gl.shared_memory_descriptor
 
     @gluon.constexpr_function
-    def __init__(self, q_tiles, d_boxes, d_tiles, scales, q_full, full, empty, turn):
+    def __init__(self, q_tiles, d_boxes, d_tiles, scales, q_full, full, empty):
         self.q_tiles = q_tiles
         self.d_boxes = d_boxes
         self.d_tiles = d_tiles
@@ -112,7 +108,6 @@ class Ring:
         self.q_full = q_full
         self.full = full
         self.empty = empty
-        self.turn = turn
 
 
 @aggregate
@@ -236,8 +231,6 @@ def _multiply(t, ring, acc, it, W: gl.constexpr):
         mbarrier.wait(ring.full.index(stage), (it // t.ST) & 1)
         if kc == 0 and t.PER_TOKEN:
             sc = ring.scales.index(stage).load(col)
-        if kc == 0 and t.TURNS:  # consumer 0 begins: a barrier that nobody has completed lets a wait for phase 1 pass
-            mbarrier.wait(ring.turn.index(W), (it // t.KC + 1 + W) & 1)
         acc = warpgroup_mma(
             ring.q_tiles.index(W * t.KC + kc), ring.d_tiles.index(stage).permute((1, 0)), acc, use_acc=kc > 0,
             is_async=True,
@@ -246,8 +239,6 @@ def _multiply(t, ring, acc, it, W: gl.constexpr):
             acc = warpgroup_mma_wait(1, deps=(acc,))
             mbarrier.arrive(ring.empty.index((it - 1) % t.ST), count=1)
         it += 1
-    if t.TURNS:
-        mbarrier.arrive(ring.turn.index(1 - W), count=1)
     s = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(ring.empty.index((it - 1) % t.ST), count=1)
     return s, sc, it
@@ -614,7 +605,7 @@ def maxsim_quantized(
     q_desc, d_desc, s_desc, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr, B, pitch, max_len, total, groups, q_rows, one,
     BM: gl.constexpr, BN: gl.constexpr, BR: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr,
     NC: gl.constexpr, G: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    BALANCED: gl.constexpr, TURNS: gl.constexpr, SHORT: gl.constexpr, R1: gl.constexpr, R2: gl.constexpr,
+    BALANCED: gl.constexpr, SHORT: gl.constexpr, R1: gl.constexpr, R2: gl.constexpr,
     num_warps: gl.constexpr,
 ):  # fmt: skip
     """Scores of a group of query rows against one block of the documents, of `num_programs / groups`.
@@ -623,7 +614,7 @@ def maxsim_quantized(
     stand-in where a scale belongs to a document); qs_ptr [q_rows] fp32, 0 for rows that hold no token; ds_ptr [B] fp32;
     out_ptr [q_rows / G, B] fp32 or fp64: sums over G query rows. total: rows of packed documents whose starts ascend.
     """
-    t = Tile(BM, BN, BR, BK, KC, ST, NC, G, MODE, HAS_STARTS, HAS_LENGTHS, BALANCED, TURNS)
+    t = Tile(BM, BN, BR, BK, KC, ST, NC, G, MODE, HAS_STARTS, HAS_LENGTHS, BALANCED)
     w = Work(q_desc, d_desc, s_desc, out_ptr, qs_ptr, ds_ptr, start_ptr, len_ptr, B, pitch, max_len, total, groups,
              q_rows, one)  # fmt: skip
     d_boxes = gl.allocate_shared_memory(d_desc.dtype, [ST * (BN // BR), BR, BK], d_desc.layout)
@@ -634,14 +625,11 @@ def maxsim_quantized(
         gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout()),
         gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout()),
         gl.allocate_shared_memory(gl.int64, [ST, 1], mbarrier.MBarrierLayout()),
-        gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout()),
     )  # fmt: skip
     for i in gl.static_range(ST):
         mbarrier.init(ring.full.index(i), count=BN // BR)
         mbarrier.init(ring.empty.index(i), count=NC)
     mbarrier.init(ring.q_full, count=1)
-    for i in gl.static_range(2):
-        mbarrier.init(ring.turn.index(i), count=1)
     fence_async_shared()
     # compile-time values reach a specialised function inside an aggregate
     if SHORT:

@@ -47,9 +47,8 @@ def build(epilogue: str, shape: HopperShape, group: int, ragged: bool) -> Any:
     element, name = (gl.float8e4nv, "fp8e4nv") if epilogue.startswith("fp8") else (gl.int8, "i8")
     rows = 32 if ragged else shape.BN
     constants = dict(
-        {name: n for name, n in vars(shape).items() if name not in ("residents", "turns", "short")},
+        {name: n for name, n in vars(shape).items() if name not in ("residents", "short")},
         BR=rows,
-        TURNS=shape.turns,
         SHORT=shape.short,
         G=group,
         MODE=EPILOGUES[epilogue],
