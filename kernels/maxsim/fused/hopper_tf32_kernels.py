@@ -68,6 +68,11 @@ class SplitRing:
         self.empty = empty
 
     @gluon.jit
+    def start(self, t, zero, it, loads, W: gl.constexpr):
+        """Nothing is issued ahead."""
+        return zero
+
+    @gluon.jit
     def similarities(self, t, zero, it, loads, W: gl.constexpr):
         """The products of `hopper_kernels._consume`."""
         return _similarities(t, self, zero, it, loads, W)
