@@ -119,10 +119,21 @@ class Ring:
         self.full = full
         self.empty = empty
 
+    # How `_consume` multiplies; a ring of another kind brings its own.
+
     @gluon.jit
-    def similarities(self, t, zero, it, loads, W: gl.constexpr):
-        """How `_consume` multiplies: a ring of another kind brings its own."""
-        return _similarities(t, self, zero, it, loads, W)
+    def start(self, t, zero, it, loads, W: gl.constexpr):
+        """Issue what of the next document tile's products needs no waiting in between; handed on to `similarities`."""
+        if t.KC == 1:
+            started = _multiply(t, self, zero, it, loads, 0, 0, W)
+        else:
+            started = zero
+        return started
+
+    @gluon.jit
+    def similarities(self, t, started, it, loads, W: gl.constexpr):
+        """Similarities [BM, BN] of the tile, whose stages are handed back."""
+        return _similarities(t, self, started, it, loads, W)
 
 
 @aggregate
@@ -329,21 +340,20 @@ def _multiply(t, ring, acc, it, loads, kc, k, W: gl.constexpr):
 
 
 @gluon.jit
-def _similarities(t, ring, zero, it, loads, W: gl.constexpr):
-    """Similarities [BM, BN] of the next document tile, whose stages are handed back.
+def _similarities(t, ring, started, it, loads, W: gl.constexpr):
+    """Similarities [BM, BN] of the document tile whose first products were `started`, and the stages handed back.
 
     The tensor core truncates every time it adds to its accumulator. KI stages are added up there; runs of them are
     added by ordinary fp32 instructions, which round to nearest and keep wide embeddings within 1e-6.
     """
     if t.KC == 1:
-        acc = _multiply(t, ring, zero, it, loads, 0, 0, W)
-        s = warpgroup_mma_wait(0, deps=(acc,))
+        s = warpgroup_mma_wait(0, deps=(started,))
         mbarrier.arrive(ring.empty.index(it % t.ST), count=1)
         it += 1
     else:
-        s = zero
+        s = started
         for run in range(t.KC // t.KI):
-            acc = zero
+            acc = started
             for k in range(t.KI):
                 pending = _multiply(t, ring, acc, it, loads, run * t.KI + k, k, W)
                 # the stage before this one has been read when only this one's products are outstanding
@@ -360,8 +370,32 @@ def _similarities(t, ring, zero, it, loads, W: gl.constexpr):
 
 
 @gluon.jit
+def _store(t, w, top, doc, valid, place, out_at, row: gl.constexpr):
+    """Add up the maxima of rows that hold a query token, top [BM], and store the sums of document `doc`."""
+    kept = gl.where(valid, gl.convert_layout(top, row), 0.0)
+    sums = gl.sum(gl.reshape(kept, [t.BM // t.G, t.G]), axis=1)
+    if t.SUM > UNIT and t.SUM <= t.BM:
+        sums = gl.sum(gl.reshape(sums, [t.BM // t.SUM, t.SUM // UNIT]), axis=1)
+    if t.SUM > t.BM:  # the other half comes from elsewhere: 0 + a + b is the same in either order
+        gl.atomic_add(out_at + doc, sums, mask=place >= 0, sem="relaxed")
+    else:
+        gl.store(out_at + doc, sums, mask=place >= 0)
+
+
+@gluon.jit
+def _store_due(t, w, m, doc, valid, place, out_at, row: gl.constexpr):
+    """`_store` of the maxima m [BM, 4] of a document that ended earlier; doc = -1 is none."""
+    if doc >= 0:
+        _store(t, w, gl.reduce(m, 1, _max_nan), doc, valid, place, out_at, row)
+
+
+@gluon.jit
 def _consume(t, w, ring, W: gl.constexpr):
-    """Consumer warpgroup W: rows W * BM .. of every query group of this program against its documents."""
+    """Consumer warpgroup W: rows W * BM .. of every query group of this program against its documents.
+
+    The sum over a query's rows crosses warps. That of the last document to end in a tile is due: it is made while the
+    tensor core multiplies the next tile. (With the argmax it is not: there are no registers left to keep two of both.)
+    """
     depth: gl.constexpr = 256 // ring.q_tiles.dtype.primitive_bitwidth  # columns of one matrix instruction
     layout: gl.constexpr = gl.NVMMADistributedLayout(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, t.BN, depth]
@@ -413,8 +447,14 @@ def _consume(t, w, ring, W: gl.constexpr):
         tile = start
         m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
         mi = gl.full([t.BM, 4], 0, gl.int32, quads)
+        due = m
+        due_doc = -1
         while doc < hi:
-            s, it = ring.similarities(t, zero, it, loads, W)
+            started = ring.start(t, zero, it, loads, W)
+            if not t.ARGMAX:
+                _store_due(t, w, due, due_doc, valid, place, out_at, row)
+                due_doc = -1
+            s, it = ring.similarities(t, started, it, loads, W)
             # -- reduce: the document that the tile begins in, then those that begin inside the tile
             c1 = end - tile
             if c1 >= t.BN:
@@ -432,16 +472,11 @@ def _consume(t, w, ring, W: gl.constexpr):
                     gl.store(
                         w.arg_ptr + won_at, won.to(w.arg_ptr.dtype.element_ty), mask=(n < w.Nq) & (token < w.q_max)
                     )
+                    _store(t, w, top, doc, valid, place, out_at, row)
                 else:
-                    top = gl.reduce(m, 1, _max_nan)
-                kept = gl.where(valid, gl.convert_layout(top, row), 0.0)
-                sums = gl.sum(gl.reshape(kept, [t.BM // t.G, t.G]), axis=1)
-                if WHOLE:
-                    sums = gl.sum(gl.reshape(sums, [t.BM // t.SUM, t.SUM // UNIT]), axis=1)
-                if t.SUM > t.BM:  # the other half comes from elsewhere: 0 + a + b is the same in either order
-                    gl.atomic_add(out_at + doc, sums, mask=place >= 0, sem="relaxed")
-                else:
-                    gl.store(out_at + doc, sums, mask=place >= 0)
+                    _store_due(t, w, due, due_doc, valid, place, out_at, row)
+                    due = m
+                    due_doc = doc
                 m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
                 mi = gl.full([t.BM, 4], 0, gl.int32, quads)
                 doc += 1
@@ -455,6 +490,8 @@ def _consume(t, w, ring, W: gl.constexpr):
                     else:
                         following = start
             tile = following
+        if not t.ARGMAX:
+            _store_due(t, w, due, due_doc, valid, place, out_at, row)
 
 
 @gluon.jit

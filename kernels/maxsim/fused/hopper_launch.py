@@ -26,6 +26,7 @@ _THREADS = re.compile(r"\.reqntid (\d+)")
 _MAP_BYTES = 128
 _ENCODED = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}  # CUtensorMapDataType
 _SWIZZLE = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes of a box row
+_MOST_CALLS = 256  # grids and streams remembered for a kernel
 _PROMOTE_L2 = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 
 
@@ -35,10 +36,12 @@ class DriverError(RuntimeError):
 
 @lru_cache(maxsize=1)
 def _driver() -> ctypes.PyDLL:
-    """The CUDA driver library, with the types of the two calls made here."""
+    """The CUDA driver library, with the types of the call that takes plain numbers.
+
+    `cuLaunchKernel` is given ctypes objects that are made once: converting numbers took half the time of a launch.
+    """
     driver = ctypes.PyDLL("libcuda.so.1")
     integer, pointer = ctypes.c_uint, ctypes.c_void_p
-    driver.cuLaunchKernel.argtypes = [pointer, *[integer] * 7, pointer, pointer, pointer]
     driver.cuTensorMapEncodeTiled.argtypes = [pointer, integer, integer, *[pointer] * 5, *[integer] * 4]
     return driver
 
@@ -158,6 +161,7 @@ class DirectLaunch:
         self.values = sum(kind != "map" for kind in kinds)
         self.lock = Lock()
         self.launch = _driver().cuLaunchKernel
+        self.calls: dict[tuple[tuple[int, int], int], tuple[Any, ...]] = {}
 
     def __call__(self, grid: tuple[int, int], stream: int, maps: list[TensorMap], rest: list[int]) -> None:
         """Launch; `rest` are the addresses and integers after the tensor maps. Triton's two scratch pointers are 0."""
@@ -167,11 +171,18 @@ class DirectLaunch:
             self.pack(self.buffer, 0, *values, 0, 0)
             for place, one in zip(self.maps, maps, strict=True):
                 self.arguments[place] = one.address
-            code = self.launch(
-                self.function, grid[0], grid[1], 1, self.threads, 1, 1, self.shared, stream, self.arguments, None
-            )
+            code = self.launch(*(self.calls.get((grid, stream)) or self._call(grid, stream)))
         if code:
             _check("cuLaunchKernel", code)
+
+    def _call(self, grid: tuple[int, int], stream: int) -> tuple[Any, ...]:
+        """What `cuLaunchKernel` takes for a grid and a stream, kept for the next time."""
+        if len(self.calls) >= _MOST_CALLS:
+            self.calls.clear()
+        numbers = [ctypes.c_uint(n) for n in (*grid, 1, self.threads, 1, 1, self.shared)]
+        call = (ctypes.c_void_p(self.function), *numbers, ctypes.c_void_p(stream), self.arguments, None)
+        self.calls[grid, stream] = call
+        return call
 
 
 class Kernel:

@@ -244,6 +244,16 @@ def _cycles(tile: _Tile, QST: int, argmax: bool, programs: int, processors: int,
     )
 
 
+def _block_counts(groups: int, K: int, slots: int) -> list[int]:
+    """Numbers of blocks worth trying: whole rounds of equally many chunks for every slot, and what nearly fills them.
+
+    128 queries are 16 groups: 8 blocks leave 4 of 132 slots empty, 33 blocks are 4 rounds of all.
+    """
+    few = max(1, min(K, slots // groups))
+    rounds = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+    return sorted({min(K, few * scale) for scale in rounds[:8]} | {max(1, min(K, n * slots // groups)) for n in rounds})
+
+
 def _schedule(
     tile: _Tile,
     K: int,
@@ -258,9 +268,8 @@ def _schedule(
     """Modelled cycles of the best number of blocks for a tile, and the plan."""
     rows = sorted_rows if sorted_rows is not None else K * Ld
     slots = processors * per_processor
-    few = max(1, min(K, slots // tile.groups))
     best: tuple[float, HopperPlan] | None = None
-    for blocks in sorted({min(K, few * scale) for scale in (1, 2, 3, 4, 6, 8, 12, 16)}):
+    for blocks in _block_counts(tile.groups, K, slots):
         chunks = tile.groups * blocks
         programs = min(chunks, slots)
         ring = _ring(tile, chunks > programs, per_processor)

@@ -44,7 +44,8 @@ class Driver:
             struct.unpack(f, ctypes.string_at(at, struct.calcsize(f)))[0]
             for at, f in zip(arguments, formats, strict=True)
         ]
-        self.seen.append((function, (x, y, z), (bx, by, bz), shared, stream, values))
+        numbers = [n.value for n in (x, y, z, bx, by, bz)]
+        self.seen.append((function.value, tuple(numbers[:3]), tuple(numbers[3:]), shared.value, stream.value, values))
         return self.code
 
     def cuTensorMapEncodeTiled(self, at, dtype, rank, address, dims, strides, box, steps, inter, swizzle, l2, fill):
@@ -83,6 +84,22 @@ def test_arguments_arrive_where_the_driver_looks_for_them(driver):
     [(function, grid, threads, shared, stream, values)] = driver.seen
     assert (function, grid, threads, shared, stream) == (1234, (5, 2, 1), (384, 1, 1), 200_000, 99)
     assert values == [bytes(range(128)), 7, 96, 96, 1, 2**40 + 1, 17, 0, 0]
+
+
+def test_grids_and_streams_of_one_kernel_are_kept_apart(driver):
+    launch = DirectLaunch(1234, PTX, 200_000)
+    maps = [Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64).encoded()]
+    for grid, stream in (((5, 2), 99), ((6, 2), 99), ((5, 2), 98), ((5, 2), 99)):
+        launch(grid, stream, maps, [1, 2])
+    assert [(grid[0], stream) for _, grid, _, _, stream, _ in driver.seen] == [(5, 99), (6, 99), (5, 98), (5, 99)]
+
+
+def test_the_calls_kept_do_not_grow_without_bound(driver):
+    launch = DirectLaunch(1234, PTX, 200_000)
+    maps = [Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64).encoded()]
+    for stream in range(1, 2 * hopper_launch._MOST_CALLS):
+        launch((1, 1), stream, maps, [1, 2])
+    assert len(launch.calls) <= hopper_launch._MOST_CALLS
 
 
 def map_of(values: torch.Tensor) -> hopper_launch.TensorMap:
