@@ -25,6 +25,7 @@ _QUERY_BYTES = 128 * 1024  # the ring gets the rest
 _LARGEST_D = 2048  # 64 query rows of it and a ring fit into shared memory
 _LARGEST_D_OF_TOKEN = 260  # 260 * 127 * 127 < 2^22
 _SLOTS = 12  # of the ring, at most
+_FULL = 256  # query rows of two consumers
 _SHORT = 64  # query rows up to which documents are the rows of the product
 _PIECE = 32  # rows of a copy where documents lie apart, so that what lies between them is not read
 _REGISTERS = {1: None, 2: 128}  # of a thread at launch, by programs a processor
@@ -125,7 +126,7 @@ def contiguous(codes: TokenBatch) -> bool:
 def score_hopper(
     q: QuantizedTokens, d: QuantizedTokens, *, shape: HopperShape | None = None, epilogue: str | None = None
 ) -> Tensor:
-    """Scores [Nq, B] fp32 on an sm_90 device. Launches one kernel, two for queries longer than a tile.
+    """Scores [Nq, B] fp32 on an sm_90 device. Launches one kernel, and another for queries longer than a tile.
 
     Args:
         q, d: codes of one format on one device; see `unsupported`.
@@ -140,7 +141,8 @@ def score_hopper(
     if d.codes.values.shape[0] == 0:  # a tensor map needs a row; no document has a token to put there
         out.fill_(-torch.inf)
         return tiles.finish(out)
-    _launch(tiles, d, out, shape, epilogue or epilogue_of(d))
+    launch = _launch_tiles if by_tiles(shape, d) else _launch
+    launch(tiles, d, out, shape, epilogue or epilogue_of(d))
     if tiles.parts == 1:
         return out
     scores = torch.empty((tiles.count, d.count), dtype=torch.float32, device=out.device)
@@ -173,6 +175,30 @@ def _launch(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperSha
         (out, tiles.scales, d.scales, codes.starts, codes.lengths),
         (d.count, codes.pitch, codes.max_length, codes.total_rows or 0, groups, tiles.rows, 1),
     )
+
+
+def by_tiles(shape: HopperShape, d: QuantizedTokens) -> bool:
+    """Whether `hopper_tiles.py` scores: a scale a token, and query rows that fill two consumers of 128."""
+    return d.kind == "token" and shape.NC * shape.BM == _FULL
+
+
+def _launch_tiles(tiles: QueryTiles, d: QuantizedTokens, out: Tensor, shape: HopperShape, epilogue: str) -> None:
+    """Through triton's own launcher: its work on the host is small beside that of a long query on the device."""
+    from maxsim.quantized import hopper_tiles
+
+    codes = d.codes
+    groups = -(-tiles.rows // (shape.BM * shape.NC))
+    absent = out  # never read: stands in for a pointer
+    with torch.cuda.device(out.device):
+        hopper_tiles.maxsim_quantized[(groups * programs(groups, d.count, _processors(out.device)),)](
+            Codes(tiles.values, shape.BM, shape.BK).descriptor(), Codes(codes.values, shape.BN, shape.BK).descriptor(),
+            Scales(d.scales, shape.BN).descriptor(), out, tiles.scales, d.scales,
+            absent if codes.starts is None else codes.starts, absent if codes.lengths is None else codes.lengths,
+            d.count, codes.pitch, codes.max_length, groups, tiles.rows, 1, BM=shape.BM, BN=shape.BN, BK=shape.BK,
+            KC=shape.KC, ST=shape.ST, NC=shape.NC, G=tiles.group, MODE=EPILOGUES[epilogue],
+            HAS_STARTS=codes.starts is not None, HAS_LENGTHS=codes.lengths is not None, R1=_CONSUMER_REGISTERS,
+            R2=_LOADER_REGISTERS, num_warps=4,
+        )  # fmt: skip
 
 
 @functools.cache
