@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from maxsim_bench import __version__
-from maxsim_bench.declare.experiment import PROFILES
+from maxsim_bench.declare.experiment import PROFILES, DeclarationError
 from maxsim_bench.options import Finite, experiments_option, grid_options, json_option, places_options, results_option
 from maxsim_bench.stopping import terminated_as_interrupted
 
@@ -67,20 +67,23 @@ def _print_json(value: Any) -> None:
 def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
     """Show the exact grid, with estimates and reasons.
 
-    One line a cell, then what is left out and why, and which cells wait for other cards.
+    One line a cell, then what is left out and why, and which cells wait for other cards. Exit code 2 if no cell is
+    left, as `run` ends then.
 
     \b
     Example: maxsim-bench plan forward --profile paper --gpu h200 --where Lq=32
     """
     from maxsim_bench.planning import outline_lines
-    from maxsim_bench.sweeps import outlines
+    from maxsim_bench.sweeps import nothing, outlines
 
     plans = outlines(gpu=gpu, **grid)
     if as_json:
         _print_json([p.model_dump(mode="json") for p in plans])
-        return
-    for one in plans:
-        click.echo("\n".join(outline_lines(one)))
+    else:
+        click.echo("\n".join(line for one in plans for line in outline_lines(one)))
+    if not any(one.planned for one in plans):
+        filters = (*grid["where"], *grid["backends"])
+        raise DeclarationError([nothing(grid["names"], plans[0].gpu, grid["profile"], filters)])
 
 
 @main.command()
@@ -433,6 +436,33 @@ def evaluate(run_file: Path, qrels: Path, drop_own_id: bool, as_json: bool) -> N
         _print_json(asdict(found))
     else:
         click.echo("\n".join(evaluation_lines(found)))
+
+
+@main.command()
+@click.argument("dataset")
+@click.argument("query")
+@click.argument("document")
+@click.option("--encoder", default="minilm", show_default=True, help="Who makes token embeddings.")
+@click.option("--split", help="Split of the data set; default: its own.")
+@click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of data sets.")
+@click.option("--grid", type=(click.IntRange(min=1), click.IntRange(min=1)), help="Patches of a page, across and down.")
+@click.option("--first", type=click.IntRange(min=0), default=0, help="Document token that is the first patch.")
+@click.option(
+    "--into", type=click.Path(path_type=Path, file_okay=False), default=Path("figures/local/heatmaps"),
+    show_default=True, help="Write here.",
+)  # fmt: skip
+def heatmap(**given: Any) -> None:
+    """Draw which document tokens a query chose.
+
+    QUERY is the id of a query, or any text; DOCUMENT is the id of a document. Writes the matrix of similarities as an
+    image, and an HTML page with the document's tokens tinted by what they give to the score.
+
+    \b
+    Example: maxsim-bench heatmap scifact 1 31715818
+    """
+    from maxsim_bench.heatmaps import Request, heat_map_lines, heat_maps
+
+    click.echo("\n".join(heat_map_lines(*heat_maps(Request(**given)))))
 
 
 @main.command()

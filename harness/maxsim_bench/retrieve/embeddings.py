@@ -88,13 +88,13 @@ class Embeddings:
         return Embeddings(self.values[index], self.lengths[torch.tensor(list(items), dtype=torch.int64)])
 
     def padded(self, length: int | None = None, fill: float = 0.0) -> torch.Tensor:
-        """[n, L, d] with `fill` in the padding; L is the longest item (at least 1) unless given."""
+        """[n, L, d] with `fill` in the padding, where the values lie; L is the longest item (at least 1) or given."""
         import torch
 
         longest = int(self.lengths.max()) if len(self) else 0
         out = self.values.new_full((len(self), max(1, longest if length is None else length), self.d), fill)
-        valid = torch.arange(out.shape[1]) < self.lengths[:, None]
-        out[valid] = self.values
+        here = self.values.device
+        out[torch.arange(out.shape[1], device=here) < self.lengths.to(here)[:, None]] = self.values
         return out
 
     @classmethod

@@ -1,8 +1,9 @@
 """The audit of many data sets and backends: rankings, comparison, diagnosis; rows in the store, details beside it.
 
 Room: `retrieve`. May import: declare, record, backends. On a GPU each data set is audited in a process of its own,
-several at a time, because most of an audit is compiling and tuning on the host; and again with one backend a process if
-that one dies, so the guilty backend gets the row and the others keep their numbers.
+several at a time, because most of an audit is compiling and tuning on the host; backends that tune for what they meet
+come last, in processes of their own, so that the others' rows are there early. If a process dies, each of its backends
+gets one for itself, so the guilty one gets the row and the others keep their numbers.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class Settings:
         isolate: own processes; default on a GPU only.
         timeout_s: for a data set with all its backends, where isolated.
         jobs: data sets audited at a time, where isolated; default by processors and device memory.
+        threads: of each of them on the processor; default torch's.
         runs_dir: write every ranking there as a TREC run file.
         force: audit again what the store has.
     """
@@ -69,6 +71,7 @@ class Settings:
     isolate: bool | None = None
     timeout_s: float = 1800.0
     jobs: int | None = None
+    threads: int | None = None
     runs_dir: Path | None = None
     force: bool = False
 
@@ -136,12 +139,14 @@ def run_fidelity(
     """
     out = Outcome([], [], [])
     seen: dict[str, Evaluation] = {}
-    left = []
-    for task in tasks:
-        wanted = [b for b in task.backends if settings.force or not store.has(_key(task, b, extra))]
-        if wanted:
-            left.append(replace(task, backends=tuple(wanted)))
-    for task, answer in _answers(left, settings, extra, progress):
+    left = [
+        replace(task, backends=tuple(b for b in task.backends if settings.force or not store.has(_key(task, b, extra))))
+        for task in tasks
+    ]
+    parts = [task for task in left if task.backends]
+    if not extra and _isolated(settings):
+        parts = _tuning_last(parts)
+    for task, answer in _answers(parts, settings, extra, progress):
         try:
             findings = answer()
         except (DataError, EncoderError) as error:
@@ -172,15 +177,27 @@ def _answers(
         for task in tasks:
             yield task, lambda task=task: _findings(task, settings, extra, progress)  # type: ignore[misc]
         return
+    threads = max(1, (os.cpu_count() or 1) // jobs)
     with ThreadPoolExecutor(jobs) as pool:  # threads only wait for processes
         running: dict[Future[list[Finding]], Task] = {
-            pool.submit(_findings, task, settings, None, None): task for task in tasks
+            pool.submit(_findings, task, replace(settings, threads=threads), None, None): task for task in tasks
         }
         try:
             for done in as_completed(running):
                 yield running[done], done.result
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _tuning_last(tasks: Sequence[Task]) -> list[Task]:
+    """Every task without the backends that tune, then every task with only those."""
+    tunes = {name for task in tasks for name in task.backends if getattr(registry.get(name), "length_multiple", 1) > 1}
+    halves = [
+        replace(task, backends=tuple(b for b in task.backends if (b in tunes) == last))
+        for last in (False, True)
+        for task in tasks
+    ]
+    return [task for task in halves if task.backends]
 
 
 def _jobs(device: str) -> int:
@@ -260,6 +277,15 @@ def audit_task(
                 made = replace(made, diagnosis=tuple(told))
         out.append(replace(made, failure=one.failure))
     return out
+
+
+def _audit_alone(task: Task, settings: Settings) -> list[Finding]:
+    """`audit_task` in a process of its own, with its share of the processors."""
+    import torch
+
+    if settings.threads is not None:
+        torch.set_num_threads(settings.threads)
+    return audit_task(task, settings)
 
 
 def _rank(
@@ -346,7 +372,7 @@ def _findings(
     if extra or not _isolated(settings):
         return audit_task(task, settings, extra, progress)
     try:
-        return in_own_process(audit_task, (task, settings), settings.timeout_s)
+        return in_own_process(_audit_alone, (task, settings), settings.timeout_s)
     except Dead as dead:
         if len(task.backends) == 1:
             return [_dead(task.backends[0], task.cell, dead)]

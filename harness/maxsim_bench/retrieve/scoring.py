@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 # What padding of documents holds: finite, and larger than any similarity of unit vectors.
 PADDING = 9.0
 # Bytes of similarities [queries, documents, Lq, Ld] in fp32 that a backend which materialises them may need at a time.
-BLOCK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 32}
+# On a GPU several audits share it, and a backend may hold some copies of them.
+BLOCK_BYTES = {"cpu": 1 << 28, "cuda": 1 << 31}
 # Packed before padded before unpadded, all queries at once before one by one.
 WAYS = (("packed", True), ("masked", True), ("packed", False), ("masked", False), ("dense", False))
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
@@ -75,9 +76,9 @@ class DocumentBlock:
         )
 
     def _masked(self, dtype: str, multiple: int) -> tuple[torch.Tensor, torch.Tensor]:
-        own = self.documents
-        length = rounded(int(own.lengths.max()), multiple)
-        return operand(own.padded(length, PADDING), dtype, self.device), own.lengths.to(self.device)
+        rows, lengths, _ = self.tensors("packed", dtype)
+        length = rounded(int(self.documents.lengths.max()), multiple)
+        return Embeddings(rows, self.documents.lengths).padded(length, PADDING), lengths
 
     def _dense(self, dtype: str) -> list[tuple[list[int], torch.Tensor]]:
         """Documents of equal length together, without padding."""

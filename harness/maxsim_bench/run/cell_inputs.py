@@ -7,8 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from maxsim_bench.backends.base import Inputs
-from maxsim_bench.backends.inputs import make_inputs
+from maxsim_bench.backends.inputs import make_inputs, unit_vectors
+from maxsim_bench.backends.lengths import draw_lengths
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import VARIANT, axis_of
 
@@ -20,11 +23,13 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
     """Inputs of set `set_index` of a cell.
 
     For op "search" on a GPU the queries lie there and the corpus in pinned host memory (a dense one under variant
-    `host=pageable` is not pinned): dense documents are drawn on the GPU block by block, for a processor takes minutes
-    for what a card draws in seconds.
+    `host=pageable` is not pinned): documents are drawn on the GPU block by block, for a processor takes minutes for
+    what a card draws in seconds.
     """
     if cell.op != "search" or device != "cuda":
         return make_inputs(cell, device, set_index)
+    if cell.layout == "packed":
+        return _packed_corpus(cell, device, set_index)
     if cell.layout not in (None, "dense"):
         drawn = make_inputs(cell, "cpu", set_index)
         return replace(drawn, Q=drawn.Q.to(device), D=drawn.D.pin_memory())
@@ -39,6 +44,26 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
         block = make_inputs(cell.model_copy(update={"B": count}), device, (set_index + 1) * _BLOCKS_A_SET + number)
         corpus[start : start + count].copy_(block.D)
     return Inputs(Q=queries.Q, D=corpus)
+
+
+def _packed_corpus(cell: Cell, device: str, set_index: int) -> Inputs:
+    """A packed corpus in pinned host memory, the rows of some thousand documents drawn at a time."""
+    import torch
+
+    assert cell.B is not None
+    assert cell.d is not None
+    queries = make_inputs(cell.model_copy(update={"B": 1}), device, set_index)
+    name = cell.length_distribution or f"uniform:1:{cell.Ld}"
+    lengths = torch.from_numpy(draw_lengths(name, cell.B, seed=cell.seed + 7919 * set_index, Ld=cell.Ld or 1))
+    offsets = torch.zeros(cell.B + 1, dtype=torch.int64)
+    torch.cumsum(lengths, 0, out=offsets[1:])
+    rows = torch.empty((int(offsets[-1]), cell.d), dtype=queries.D.dtype, pin_memory=True)
+    for number, start in enumerate(range(0, cell.B, _BLOCK_DOCUMENTS)):
+        first, last = offsets[[start, min(start + _BLOCK_DOCUMENTS, cell.B)]].tolist()
+        seeds = np.random.SeedSequence([cell.seed, set_index, number + 1])
+        generator = torch.Generator(device=device).manual_seed(int(seeds.generate_state(1)[0]))
+        rows[first:last].copy_(unit_vectors((last - first, cell.d), rows.dtype, device, generator))
+    return Inputs(Q=queries.Q, D=rows, d_lengths=lengths, cu_seqlens=offsets)
 
 
 def resident_bytes(inputs: Inputs, device: str) -> int:

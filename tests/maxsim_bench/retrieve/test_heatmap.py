@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 
+from maxsim_bench.cli import main
+from maxsim_bench.retrieve.encoders.registry import EncoderKind, encoder_kinds
 from maxsim_bench.retrieve.heatmap import draw, draw_page, heat_map, to_html
 
 Q = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]])
@@ -73,3 +76,46 @@ def test_a_page_is_tinted_by_what_its_patches_give(tmp_path: Path) -> None:
 def test_what_does_not_fit_is_refused(arguments, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         heat_map("q", "d", *arguments)
+
+
+@pytest.fixture
+def draw_map(beir_folder, letters, monkeypatch, tmp_path: Path):
+    """The command on a small folder in BEIR layout under the encoder of letters."""
+    kinds = {**encoder_kinds(), "letters": EncoderKind("letters", "letters", lambda options, device: letters(d=4))}
+    monkeypatch.setattr("maxsim_bench.retrieve.encoders.registry.encoder_kinds", lambda: kinds)
+
+    def run(*arguments: str):
+        words = ["heatmap", str(beir_folder()), *arguments, "--encoder", "letters", "--into", str(tmp_path / "maps")]
+        return CliRunner().invoke(main, words)
+
+    return run
+
+
+def test_the_command_draws_an_image_and_a_page_of_a_query_and_a_document(draw_map, tmp_path: Path) -> None:
+    done = draw_map("q1", "d1")
+    assert done.exit_code == 0, done.output
+    image, page = sorted((tmp_path / "maps").iterdir(), key=lambda p: p.suffix, reverse=True)
+    assert done.stdout.splitlines()[-2:] == [image.as_posix(), page.as_posix()]
+    assert image.read_bytes().startswith(b"\x89PNG")
+    score = done.stdout.splitlines()[0].removeprefix("MaxSim ")
+    assert f"q1 · d1 · MaxSim {float(score):.3f}" in page.read_text()
+    assert len(done.stdout.splitlines()) == 1 + len("first") + 2
+
+
+def test_a_query_may_be_any_text(draw_map) -> None:
+    asked = draw_map("T one", "d1")
+    assert asked.exit_code == 0, asked.output
+    assert asked.stdout.startswith("MaxSim 5.00"), "every letter finds itself"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("q1", "d3"), "has no document 'd3'. Some that it has: d1, d2"),
+        (("q1", "d1", "--grid", "2", "2"), "document 'd1' has no page image"),
+    ],
+)
+def test_what_cannot_be_drawn_is_a_message_and_exit_code_2(draw_map, arguments, told: str) -> None:
+    done = draw_map(*arguments)
+    assert done.exit_code == 2
+    assert told in done.output

@@ -60,7 +60,10 @@ class Identity:
 
 
 class Encoder(Protocol):
-    """One encoder on one device."""
+    """One encoder on one device.
+
+    It may also have `labels(text) -> list[str]`, a name for each token that it embeds of a text, for heat maps.
+    """
 
     @property
     def identity(self) -> Identity:

@@ -72,6 +72,11 @@ class MiniLM:
         """As `queries`, over title and text."""
         return self._encode([d.content for d in documents])
 
+    def labels(self, text: str) -> list[str]:
+        """The word pieces whose embeddings `queries` and `documents` give, in their order."""
+        ids = self._tokenizer([text], truncation=True, max_length=self.length)["input_ids"][0]
+        return [str(t) for t in self._tokenizer.convert_ids_to_tokens(ids[1:-1])]
+
     def _encode(self, texts: Sequence[str]) -> Embeddings:
         import torch
 
