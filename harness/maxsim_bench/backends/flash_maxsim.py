@@ -19,8 +19,8 @@ from maxsim_bench.declare.experiment import VARIANT, axis_of
 class FlashMaxSim:
     """flash-maxsim 0.3.0: `flash_maxsim`, `flash_maxsim_packed` and `flash_maxsim_batched`, at fp16.
 
-    Its padded kernel multiplies bf16 as given up to d = 512; packed scoring and wider embeddings are cast to fp16, and fp32
-    is multiplied in TF32. So grids compare at fp16, the type of all its published numbers but those of sec:bf16.
+    Its padded kernel multiplies bf16 as given up to d = 512; packed scoring and wider embeddings are cast to fp16, and
+    fp32 is multiplied in TF32. So grids compare at fp16, the type of all its published numbers but those of sec:bf16.
 
     Variants, both from the paper's ablations: `query_chunk=N` or `off` is its argument `query_chunk_size` (128 where
     the cell names none); `kernel=one_shot` or `split_d` holds its dispatcher to one kernel, which else goes by d > 512.
