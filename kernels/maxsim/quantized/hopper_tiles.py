@@ -25,17 +25,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-DOCUMENT = gl.constexpr(0)
+# `MODE`, as `hopper.EPILOGUES` has it
 TOKEN = gl.constexpr(1)
 TOKEN_ANY = gl.constexpr(2)
-FP8_DOCUMENT = gl.constexpr(3)
 FP8_TOKEN = gl.constexpr(4)
-NONE = gl.constexpr(5)
-EPILOGUES = {"document": 0, "token": 1, "token_any": 2, "fp8_document": 3, "fp8_token": 4, "none": 5}
 
 MAGIC = gl.constexpr(0x4B400000)  # bits of 1.5 * 2^23 as fp32
 MAGIC_F = gl.constexpr(12582912.0)
-INT_MIN = gl.constexpr(-(2**31))
 
 
 @gluon.jit
@@ -47,20 +43,18 @@ def _entry(ptr, doc, B, otherwise, GIVEN: gl.constexpr):
 
 
 @gluon.jit
-def _columns(start, length, max_len, MODE: gl.constexpr):
+def _columns(start, length, max_len):
     """Columns [low, high) of a document, counted from where its first tile begins.
 
     The scales of a tile are copied from a 16-byte boundary, four rows, so its tiles begin up to three rows early.
     """
     length = gl.minimum(length, max_len)
-    low = start * 0
-    if MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN:
-        low = start % 4
+    low = start % 4
     return low, gl.where(length > 0, low + length, 0)
 
 
 @gluon.jit
-def _fold(s, m, sc, high, one, MASKED: gl.constexpr, MODE: gl.constexpr, BN: gl.constexpr, QUADS: gl.constexpr):
+def _fold(s, m, sc, one, MODE: gl.constexpr, BN: gl.constexpr, QUADS: gl.constexpr):
     """Maxima `m` [BM, 4] after the accumulator tile `s`; `sc` holds scales, NaN in columns that do not take part."""
     if MODE == TOKEN:
         # `one` is 1, which the compiler does not know: an integer multiply-add runs beside the maxima, an addition on
@@ -68,14 +62,8 @@ def _fold(s, m, sc, high, one, MASKED: gl.constexpr, MODE: gl.constexpr, BN: gl.
         s = gl.fma((s * one + MAGIC).to(gl.float32, bitcast=True), sc[None, :], (sc * -MAGIC_F)[None, :])
     elif MODE == TOKEN_ANY:
         s = s.to(gl.float32) * sc[None, :]
-    elif MODE == FP8_TOKEN:
+    else:
         s = s * sc[None, :]
-    elif MASKED:
-        keep = (gl.arange(0, BN, layout=gl.SliceLayout(0, s.type.layout)) < high)[None, :]
-        if MODE == DOCUMENT:
-            s = gl.where(keep, s, INT_MIN)
-        else:
-            s = gl.where(keep, s, float("-inf"))
     # A thread owns columns 8j + 2c and 8j + 2c + 1 of its rows (c = lane % 4): reduce what it holds, leave c for later.
     # A maximum drops a NaN that meets a number, and m begins as one.
     BM: gl.constexpr = s.shape[0]
@@ -86,31 +74,30 @@ def _fold(s, m, sc, high, one, MASKED: gl.constexpr, MODE: gl.constexpr, BN: gl.
 @gluon.jit
 def _multiply(
     q_bufs, d_bufs, s_bufs, full, empty, it, acc, low, high, W: gl.constexpr, BN: gl.constexpr, KC: gl.constexpr,
-    ST: gl.constexpr, MODE: gl.constexpr,
+    ST: gl.constexpr,
 ):  # fmt: skip
     """Accumulators and scales of the first BN rows of the next tile, whose slots are given back, and the next `it`.
 
-    `acc` [BM, BN] is added to where the mode wants it. Scales of columns outside [low, high) come back as NaN.
+    Scales of columns outside [low, high) come back as NaN.
     """
     col: gl.constexpr = gl.SliceLayout(0, acc.type.layout)
     sc = gl.zeros([BN], gl.float32, col)
     for kc in gl.static_range(KC):
         slot = it % ST
         mbarrier.wait(full.index(slot), (it // ST) & 1)
-        if kc == 0 and (MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN):
+        if kc == 0:
             sc = s_bufs.index(slot).slice(0, BN).load(col)
         acc = warpgroup_mma(
             q_bufs.index(W * KC + kc), d_bufs.index(slot).slice(0, BN).permute((1, 0)), acc,
-            use_acc=(kc > 0) or MODE == NONE, is_async=True,
+            use_acc=kc > 0, is_async=True,
         )  # fmt: skip
         if kc > 0:
             acc = warpgroup_mma_wait(1, deps=(acc,))
             mbarrier.arrive(empty.index((it - 1) % ST), count=1)
         it += 1
-    if MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN:
-        if (low > 0) | (high < BN):
-            cols = gl.arange(0, BN, layout=col)
-            sc = gl.where((cols >= low) & (cols < high), sc, float("nan"))
+    if (low > 0) | (high < BN):
+        cols = gl.arange(0, BN, layout=col)
+        sc = gl.where((cols >= low) & (cols < high), sc, float("nan"))
     s = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(empty.index((it - 1) % ST), count=1)
     return s, sc, it
@@ -132,9 +119,7 @@ def _consume(
         warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[BM, 4],
     )  # fmt: skip
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    acc_t: gl.constexpr = gl.float32 if MODE == FP8_DOCUMENT or MODE == FP8_TOKEN else gl.int32
-    PER_TOKEN: gl.constexpr = MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN
-    INT_MAX: gl.constexpr = MODE == DOCUMENT or MODE == NONE
+    acc_t: gl.constexpr = gl.float32 if MODE == FP8_TOKEN else gl.int32
     slot_row = (qg * NC + W) * BM
     rows = slot_row + gl.arange(0, BM, layout=row)
     qs = gl.load(qs_ptr + rows, mask=rows < q_rows, other=0.0)
@@ -147,48 +132,22 @@ def _consume(
     next_start = _entry(start_ptr, doc0, B, doc0 * pitch, HAS_STARTS)
     next_length = _entry(len_ptr, doc0, B, max_len, HAS_LENGTHS)
     for doc in range(doc0, B, step):
-        lo, hi = _columns(next_start, next_length, max_len, MODE)
+        lo, hi = _columns(next_start, next_length, max_len)
         next_start = _entry(start_ptr, doc + step, B, (doc + step) * pitch, HAS_STARTS)
         next_length = _entry(len_ptr, doc + step, B, max_len, HAS_LENGTHS)
-        if INT_MAX:
-            m = gl.full([BM, 4], INT_MIN, gl.int32, quads)
-        else:
-            m = gl.full([BM, 4], float("-inf"), gl.float32, quads)
-        if PER_TOKEN:
-            ds = 1.0
-        else:
-            ds = gl.load(ds_ptr + doc)
-        if MODE == NONE:
-            for _t in range((hi + BN - 1) // BN):
-                acc, sc, it = _multiply(q_bufs, d_bufs, s_bufs, full, empty, it, acc, 0, BN, W, BN, KC, ST, MODE)
-            top = gl.max(acc, axis=1)
-        else:
-            # Whole tiles first; a tail of at most half a tile is multiplied at half the width. With a scale a token the
-            # mask is in the scales, so whole and masked tiles are one loop.
-            wide = (hi + HALF - 1) // BN if PER_TOKEN else hi // BN
-            for t in range(wide):
-                s, sc, it = _multiply(
-                    q_bufs, d_bufs, s_bufs, full, empty, it, acc, lo - t * BN, hi - t * BN, W, BN, KC, ST, MODE
-                )
-                m = _fold(s, m, sc, BN, one, False, MODE, BN, quads)
-            rest = hi - wide * BN
-            if not PER_TOKEN:
-                if rest > HALF:
-                    s, sc, it = _multiply(q_bufs, d_bufs, s_bufs, full, empty, it, acc, 0, BN, W, BN, KC, ST, MODE)
-                    m = _fold(s, m, sc, rest, one, True, MODE, BN, quads)
-            if (rest > 0) & (rest <= HALF):
-                part = gl.full([BM, HALF], 0, acc_t, narrow)
-                s, sc, it = _multiply(
-                    q_bufs, d_bufs, s_bufs, full, empty, it, part, lo - wide * BN, rest, W, HALF, KC, ST, MODE
-                )
-                m = _fold(s, m, sc, rest, one, True, MODE, HALF, quads)
-            top = gl.convert_layout(gl.max(m, axis=1), row)
-        if INT_MAX:
-            best = gl.where(top == INT_MIN, float("-inf"), top.to(gl.float32) * ds) * qs
-        elif MODE == FP8_DOCUMENT:
-            best = top * ds * qs
-        else:
-            best = top * qs
+        m = gl.full([BM, 4], float("-inf"), gl.float32, quads)
+        # A tail of at most half a tile is multiplied at half the width. The mask is in the scales, so whole and masked
+        # tiles are one loop.
+        wide = (hi + HALF - 1) // BN
+        for t in range(wide):
+            s, sc, it = _multiply(q_bufs, d_bufs, s_bufs, full, empty, it, acc, lo - t * BN, hi - t * BN, W, BN, KC, ST)
+            m = _fold(s, m, sc, one, MODE, BN, quads)
+        rest = hi - wide * BN
+        if (rest > 0) & (rest <= HALF):
+            part = gl.full([BM, HALF], 0, acc_t, narrow)
+            s, sc, it = _multiply(q_bufs, d_bufs, s_bufs, full, empty, it, part, lo - wide * BN, rest, W, HALF, KC, ST)
+            m = _fold(s, m, sc, one, MODE, HALF, quads)
+        best = gl.convert_layout(gl.max(m, axis=1), row) * qs
         best = gl.where(qs > 0.0, best, 0.0).to(gl.float64)
         if NQ == 1:
             sums = gl.sum(best, axis=0)
@@ -205,7 +164,6 @@ def _load(
     max_len, qg, BM: gl.constexpr, BN: gl.constexpr, BK: gl.constexpr, KC: gl.constexpr, ST: gl.constexpr,
     NC: gl.constexpr, MODE: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
 ):  # fmt: skip
-    PER_TOKEN: gl.constexpr = MODE == TOKEN or MODE == TOKEN_ANY or MODE == FP8_TOKEN
     mbarrier.expect(qbar, NC * KC * q_desc.block_type.nbytes)
     for w in gl.static_range(NC):
         for kc in gl.static_range(KC):
@@ -215,14 +173,14 @@ def _load(
     # the first document's length here for all of them, and the pipeline stops. A test counts the loads of each loop.
     for doc in range(doc0, B, step):
         start = _entry(start_ptr, doc, B, doc * pitch, HAS_STARTS)
-        low, high = _columns(start, _entry(len_ptr, doc, B, max_len, HAS_LENGTHS), max_len, MODE)
+        low, high = _columns(start, _entry(len_ptr, doc, B, max_len, HAS_LENGTHS), max_len)
         first = start - low
         n_tiles = (high + BN - 1) // BN
         for t in range(n_tiles):
             for kc in gl.static_range(KC):
                 slot = it % ST
                 mbarrier.wait(empty.index(slot), ((it // ST) & 1) ^ 1)
-                if PER_TOKEN and kc == 0:
+                if kc == 0:
                     mbarrier.expect(full.index(slot), d_desc.block_type.nbytes + s_desc.block_type.nbytes)
                     tma.async_copy_global_to_shared(s_desc, [first + t * BN], full.index(slot), s_bufs.index(slot))
                 else:
@@ -293,24 +251,14 @@ def maxsim_quantized(
     mbarrier.init(qbar, count=1)
     fence_async_shared()
     # The argument tuples are written out: constexpr values reach a specialised function only this way.
-    if NC == 2:
-        gl.warp_specialize([
-            (_consume0, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
-                         MODE, HAS_STARTS, HAS_LENGTHS)),
-            (_consume1, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
-                         MODE, HAS_STARTS, HAS_LENGTHS)),
-            (_loader, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                       start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
-                       MODE, HAS_STARTS, HAS_LENGTHS)),
-        ], [4, 1], [R1, R2])  # fmt: skip
-    else:
-        gl.warp_specialize([
-            (_consume0, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                         start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
-                         MODE, HAS_STARTS, HAS_LENGTHS)),
-            (_loader, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
-                       start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
-                       MODE, HAS_STARTS, HAS_LENGTHS)),
-        ], [1], [R2])  # fmt: skip
+    gl.warp_specialize([
+        (_consume0, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
+                     start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
+                     MODE, HAS_STARTS, HAS_LENGTHS)),
+        (_consume1, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
+                     start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
+                     MODE, HAS_STARTS, HAS_LENGTHS)),
+        (_loader, (q_desc, d_desc, s_desc, q_bufs, d_bufs, s_bufs, full, empty, qbar, out_ptr, qs_ptr, ds_ptr,
+                   start_ptr, len_ptr, doc0, step, B, pitch, max_len, qg, q_rows, one, BM, BN, BK, KC, ST, NC, G,
+                   MODE, HAS_STARTS, HAS_LENGTHS)),
+    ], [4, 1], [R1, R2])  # fmt: skip
