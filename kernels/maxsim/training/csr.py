@@ -24,6 +24,9 @@ NO_STEP, COUNT, PLACE = 0, 1, 2  # what runs beside dQ, as the kernel has it
 BINS = 8  # that are put in order at a time
 ROW_REGISTERS = 80  # a thread of dD
 REGISTERS = 64  # a thread of dQ: on an H200 202 -> 158 us for dQ at Nq = B = 64, Lq = Ld = 1024
+MANY = (
+    4096  # programs of dQ from which registers are limited: some fifteen warps a multiprocessor are in flight without
+)
 ENOUGH_ROWS = 8192  # programs of dD that keep an H200 busy
 ENOUGH = 2048  # programs that keep an H200 busy with dQ; fewer queries than that share their documents
 Gradients = tuple[Tensor | None, Tensor | None]
@@ -125,10 +128,7 @@ def _queries_beside(
     q: TokenBatch, d: TokenBatch, winner: Tensor, g: Tensor, geo: Geometry, rows: Rows | None,
     query_dtype: torch.dtype | None,
 ) -> Tensor | None:  # fmt: skip
-    """dQ where `query_dtype` says of which type, beside counting and placing where there are rows to fill.
-
-    Half of dQ runs beside each of the two.
-    """
+    """dQ where `query_dtype` says of which type, beside counting where there are rows to fill; then placing."""
     block_d = power_of_two(d.d)
     pairs = max(2, GATHER // block_d)
     block_i = 2 if pairs >= 4 else 1
@@ -147,23 +147,26 @@ def _queries_beside(
     entries = 0 if rows is None else geo.documents * chunks
     buffers = (None, None, None) if rows is None else (rows.spare, rows.order, rows.begin)
     parts = (1, 0) if rows is None else (rows.parts, rows.log_part)
-    shares = ((NO_STEP, 0, programs),)
+    # a thread's registers are limited where there are more programs than run at a time; fewer are faster with more
+    # loads in flight. On an H200 at Lq = 32, Ld = 300: 128 queries 34 -> 37 us, 256 queries at Ld = 1030 124 -> 97 us
+    limit = REGISTERS if programs >= MANY else None
+    shares: tuple[tuple[int, int, int | None], ...] = ((NO_STEP, programs, limit),)
     if rows is not None:
-        shares = ((COUNT, 0, programs // 2), (PLACE, programs // 2, programs))
-    for step, first, last in shares:
+        shares = ((COUNT, programs, limit), (PLACE, 0, None))
+    for step, queries, registers in shares:
         launch(
-            "queries_beside", (entries + last - first, 1),
+            "queries_beside", (entries + queries, 1),
             (winner, g, d.values, dq, *buffers, d.starts, q.starts, q.lengths),
             (winner.stride(0), winner.stride(1), d.values.stride(0), geo.Lq, d.d),
             (
-                g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, entries, first, splits, R,
+                g.stride(0), g.stride(1), d.pitch, q.pitch, q_span, entries, splits, R,
                 geo.queries_per_document, geo.K, geo.Ld, geo.queries_per_document * geo.Lq, chunks,
             ),
             (
                 geo.shared, d.starts is not None, q.starts is not None, q.lengths is not None, slots is not None,
-                step, log_tokens_of(geo), parts[1], parts[0], block_i, pairs // block_i, block_d, chunk,
+                queries > 0, step, log_tokens_of(geo), parts[1], parts[0], block_i, pairs // block_i, block_d, chunk,
             ),
-            1, REGISTERS,
+            1, registers,
         )  # fmt: skip
     if dq is None or splits == 1:
         return dq
@@ -203,10 +206,10 @@ def _document_rows(
         ),
         (
             geo.shared, unsorted is None, q.starts is not None, starts is not None, lengths is not None, slots,
-            0 if unsorted is None else log_tokens_of(geo), log_part, parts, block_t, min(BINS, block_t * parts), block_r,
-            block_e, block_d,
+            0 if unsorted is None else log_tokens_of(geo), log_part, parts, block_t, min(BINS, block_t * parts),
+            block_r, block_e, block_d,
         ),
-        1, ROW_REGISTERS,
+        1, None if unsorted is None else ROW_REGISTERS,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from triton.runtime.interpreter import InterpretedFunction
 # batch and bound no load (unspecialised, so that a new length compiles nothing), and constants, as `launch` has it.
 _SHARED = ["stride_gn", "stride_gk", "q_pitch", "d_pitch", "K", "Ld"]
 _QUERIES_VARIES = [
-    *_SHARED, "q_span", "entry_programs", "first_query", "splits", "q_rows", "NQ", "per_document", "chunks",
+    *_SHARED, "q_span", "entry_programs", "splits", "q_rows", "NQ", "per_document", "chunks",
 ]  # fmt: skip
 _ROWS_VARIES = [*_SHARED, "d_span", "Lq", "NQ", "per_document", "LOCKSTEP"]
 _ONEHOT_VARIES = [*_SHARED, "d_span", "NQ"]
@@ -178,17 +178,17 @@ PLACE: tl.constexpr = tl.constexpr(2)
 def queries_beside(
     winner, g, d_values, dq, place, order, begin, d_starts, q_starts, q_lengths,
     stride_wn, stride_wk, stride_d, Lq, d,
-    stride_gn, stride_gk, d_pitch, q_pitch, q_span, entry_programs, first_query, splits, q_rows,
+    stride_gn, stride_gk, d_pitch, q_pitch, q_span, entry_programs, splits, q_rows,
     NQ, K, Ld, per_document, chunks,
     SHARED: tl.constexpr, D_STARTS: tl.constexpr, Q_STARTS: tl.constexpr,
-    Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr, STEP: tl.constexpr, LOG_TOKENS: tl.constexpr,
-    LOG_PART: tl.constexpr, PARTS: tl.constexpr,
+    Q_LENGTHS: tl.constexpr, Q_SLOTS: tl.constexpr, QUERIES: tl.constexpr, STEP: tl.constexpr,
+    LOG_TOKENS: tl.constexpr, LOG_PART: tl.constexpr, PARTS: tl.constexpr,
     BI: tl.constexpr, BK: tl.constexpr, BD: tl.constexpr, BE: tl.constexpr,
 ):  # fmt: skip
-    """dQ programs from number `first_query` on, beside `entry_programs` that do one STEP of building the CSR.
+    """One STEP of building the CSR in the first `entry_programs` programs, dQ (QUERIES) in the others.
 
-    Both steps wait for scattered accesses while dQ waits for the L2 cache, so together they take little more than dQ
-    alone. Without a step `place`, `order` and `begin` are not looked at.
+    Counting waits for scattered accesses while dQ waits for the L2 cache, so together they take little more than dQ
+    alone. Without a step `place`, `order` and `begin` are not looked at, without QUERIES `dq` is not.
     """
     pid = tl.program_id(0)
     if STEP == COUNT:  # compile-time: triton leaves a branch out only where nothing else is in its condition
@@ -203,12 +203,13 @@ def queries_beside(
                 pid, winner, place, order, begin, stride_wn, stride_wk, NQ, K, Lq, Ld, per_document, chunks,
                 SHARED, LOG_TOKENS, LOG_PART, PARTS, BE,
             )  # fmt: skip
-    if pid >= entry_programs:
-        _query_rows(
-            pid - entry_programs + first_query, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
-            stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
-            splits, q_rows, SHARED, D_STARTS, Q_STARTS, Q_LENGTHS, Q_SLOTS, BI, BK, BD,
-        )  # fmt: skip
+    if QUERIES:  # noqa: SIM102  # as above
+        if pid >= entry_programs:
+            _query_rows(
+                pid - entry_programs, winner, g, d_values, dq, d_starts, q_starts, q_lengths,
+                stride_wn, stride_wk, stride_gn, stride_gk, stride_d, d_pitch, q_pitch, q_span, K, Lq, Ld, d,
+                splits, q_rows, SHARED, D_STARTS, Q_STARTS, Q_LENGTHS, Q_SLOTS, BI, BK, BD,
+            )  # fmt: skip
 
 
 @triton.jit
