@@ -5,8 +5,12 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 
 from maxsim_bench.report import style
@@ -19,12 +23,16 @@ from maxsim_bench.report.elements.goals import goal_tables
 from maxsim_bench.report.figures import Figure
 from maxsim_bench.report.goals import read_goals
 from maxsim_bench.report.load import Results, load
+from maxsim_bench.report.origins import FOLDER, Origins, origins
 from maxsim_bench.report.page import Page, write_page
 from maxsim_bench.report.readme import readme_block, replace_block
 from maxsim_bench.report.sidecar import Sidecar, read_sidecar, sidecar_of
+from maxsim_bench.report.tables import Table
 
 PAGE = "report.html"
 COMMAND = ("maxsim-bench", "report")
+_MOST_WORKERS = 8
+_FIGURES_A_WORKER = 6  # fewer are drawn sooner than another process has imported matplotlib
 
 
 @dataclass(frozen=True)
@@ -118,16 +126,19 @@ def build_report(
     places = places or Places()
     report = compose(roots, places)
     sidecars = [sidecar_of(artefact, report.results.paths, command) for artefact in report.artefacts]
-    drawn = 0
-    for artefact, sidecar in zip(report.artefacts, sidecars, strict=True):
-        if not _up_to_date(out, sidecar):
-            _write(out, artefact)
-            drawn += isinstance(artefact, Figure)
-            if say is not None and isinstance(artefact, Figure):
-                say(f"drew {out / artefact.name}.pdf")
+    changed = [a for a, s in zip(report.artefacts, sidecars, strict=True) if not _up_to_date(out, s)]
+    for table in changed:
+        if not isinstance(table, Figure):
+            _write_table(out, table)
+    drawn = _draw(out, [a for a in changed if isinstance(a, Figure)], say)
+    for sidecar in sidecars:
         sidecar.write(out)
     removed = _remove_orphans(out, {sidecar.name for sidecar in sidecars})
-    page = write_page(Page(report.results, report.artefacts, sidecars, report.ledger, report.declared), out, out / PAGE)
+    rows = origins(report.results, report.ledger, report.declared, out)
+    removed += _write_rows(out, rows)
+    page = write_page(
+        Page(report.results, report.artefacts, sidecars, report.ledger, report.declared, rows), out / PAGE
+    )
     if readme is not None:
         replace_block(readme, readme_block(report.results, report.artefacts, report.ledger, out.name))
     return ReportPaths(
@@ -147,16 +158,43 @@ def _up_to_date(out: Path, sidecar: Sidecar) -> bool:
     return all((folder / name).is_file() for name in sidecar.files)
 
 
-def _write(out: Path, artefact: Artefact) -> None:
-    path = out / artefact.name
+def _write_table(out: Path, table: Table) -> None:
+    path = out / table.name
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(artefact, Figure):
-        drawing = artefact.draw(artefact.data)
-        style.save(drawing, path, title=artefact.title, data_hash=artefact.data_hash())
-        path.with_name(f"{path.name}.csv").write_text(artefact.csv(), encoding="utf-8")
-        return
-    for suffix, text in artefact.texts().items():
+    for suffix, text in table.texts().items():
         path.with_name(f"{path.name}.{suffix}").write_text(text, encoding="utf-8")
+
+
+def _draw(out: Path, figures: Sequence[Figure], say: Callable[[str], None] | None) -> int:
+    """Draw figures, many of them in several processes: a figure takes most of a second, half of it for its fonts."""
+    workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(figures) // _FIGURES_A_WORKER)
+    told = (lambda name: None) if say is None else (lambda name: say(f"drew {out / name}.pdf"))
+    if workers < 2:
+        for figure in figures:
+            told(_write_figure(out, figure))
+        return len(figures)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for name in pool.map(partial(_write_figure, out), figures, chunksize=2):
+            told(name)
+    return len(figures)
+
+
+def _write_figure(out: Path, figure: Figure) -> str:
+    path = out / figure.name
+    style.save(figure.draw(figure.data), path, title=figure.title, data_hash=figure.data_hash())
+    path.with_name(f"{path.name}.csv").write_text(figure.csv(), encoding="utf-8")
+    return figure.name
+
+
+def _write_rows(out: Path, rows: Origins) -> list[str]:
+    """Write the pages of rows; those of CSVs that are gone are removed, and named."""
+    (out / FOLDER).mkdir(parents=True, exist_ok=True)
+    for name, text in rows.texts():
+        (out / name).write_text(text, encoding="utf-8")
+    stale = [path for path in sorted((out / FOLDER).glob("*.html")) if f"{FOLDER}/{path.name}" not in rows.pages]
+    for path in stale:
+        path.unlink()
+    return [f"{FOLDER}/{path.name}" for path in stale]
 
 
 def sidecars_below(out: Path) -> dict[str, Path]:

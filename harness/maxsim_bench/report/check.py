@@ -13,6 +13,7 @@ from pathlib import Path
 from maxsim_bench.report.build import PAGE, Places, Report, compose, sidecars_below
 from maxsim_bench.report.elements import Artefact
 from maxsim_bench.report.figures import Figure
+from maxsim_bench.report.origins import origins
 from maxsim_bench.report.page import page_hash, stored_page_hash
 from maxsim_bench.report.readme import current_block, readme_block
 from maxsim_bench.report.sidecar import read_sidecar, sidecar_of
@@ -36,6 +37,12 @@ def check(roots: Sequence[Path], out: Path, *, places: Places | None = None, rea
     ]
     if stored_page_hash(out / PAGE) != page_hash(report.artefacts):
         found.append(f"{out / PAGE}: does not show these results")
+    rows = origins(report.results, report.ledger, report.declared, out)
+    found += [
+        f"{out / name}: does not show these rows"
+        for name, text in rows.texts()
+        if not (out / name).is_file() or (out / name).read_text(encoding="utf-8") != text
+    ]
     if readme is not None and current_block(readme) != readme_block(
         report.results, report.artefacts, report.ledger, out.name
     ):

@@ -19,8 +19,9 @@ from maxsim_bench.report import names, style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-# Columns of the data behind a figure of lines: one line a point; `mark` is the status of what gave no number.
-LINE_COLUMNS = ("panel", "backend", "device", "x", "y", "low", "high", "mark")
+# Columns of the data behind a figure of lines: one line a point; `mark` is the status of what gave no number, `cell`
+# leads to the row.
+LINE_COLUMNS = ("panel", "backend", "device", "x", "y", "low", "high", "mark", "cell")
 
 
 @dataclass(frozen=True)
@@ -120,8 +121,8 @@ def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -
     error = np.vstack([y - good["low"].fillna(good["y"]), good["high"].fillna(good["y"]) - y]).clip(min=0)
     bar = ax.errorbar(
         good["x"], y, yerr=_bars(error), color=colour, marker=marker, linestyle=dash, capsize=1.5, elinewidth=0.6,
-        markeredgewidth=0.4, markeredgecolor="white", capthick=0.6, linewidth=1.1 + 1.6 * hidden,
-        markersize=3.6 + 2.2 * hidden,
+        markeredgewidth=0.4, markeredgecolor="white", capthick=0.6, linewidth=1.1 + 1.2 * min(hidden, 3),
+        markersize=3.6 + 1.6 * min(hidden, 3),
     )  # fmt: skip
     return bar
 
@@ -158,13 +159,7 @@ def _scales(ax: Any, part: pd.DataFrame, lines: Lines) -> None:
         ax.set_xlim(_margin(x[0], x[-1], ax.get_xscale()))
     y = part["y"].dropna()
     if lines.y_log and len(y) and (y > 0).all():
-        ax.set_yscale("log")
-        if y.max() / y.min() < 100:
-            from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
-
-            ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            ax.yaxis.set_major_formatter(ScalarFormatter())
-            ax.yaxis.set_minor_formatter(NullFormatter())
+        style.log_ticks(ax, y.min(), y.max())
         if y.max() / y.min() < 3:  # a narrow range on a log axis would show no tick
             ax.set_yscale("linear")
     if not lines.y_log and len(y):
@@ -228,6 +223,7 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
             "low": frame[low] * metric.factor,
             "high": frame[high] * metric.factor,
             "mark": frame["status"].where(frame["status"] != "ok", ""),
+            "cell": frame["cell_hash"],
         },
         columns=list(LINE_COLUMNS),
     )

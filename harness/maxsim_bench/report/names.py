@@ -6,8 +6,11 @@ Room: `report`. May import: declare. Rounding happens here and nowhere upstream.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 BACKENDS = {
     "reference": "reference (FP64)",
@@ -106,6 +109,15 @@ METRICS = {
     "speedup": Metric("speedup", "speed-up", "×", higher_is_better=True, log=True),
     "ceiling": Metric("percent_of_ceiling", "of the binding ceiling", "%", higher_is_better=True),
 }
+
+
+def readable(metric: Metric, rows: pd.DataFrame) -> Metric:
+    """Bytes in the unit of the largest value shown; other metrics as they are."""
+    if metric.unit != "GB":
+        return metric
+    largest = rows[metric.column].max()
+    unit, factor = next(((u, f) for u, f in (("GB", 1e-9), ("MB", 1e-6)) if largest * f >= 1), ("kB", 1e-3))
+    return replace(metric, unit=unit, factor=factor)
 
 
 def backend(name: str) -> str:

@@ -1,11 +1,10 @@
-"""One HTML page with everything on it: it opens without a server and loads nothing.
+"""One HTML page with everything on it: it opens without a server and loads only the pictures that lie beside it.
 
 Room: `report`. May import: record, declare.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.elements import Artefact
 from maxsim_bench.report.figures import Figure
 from maxsim_bench.report.load import Results
+from maxsim_bench.report.origins import Origins
 from maxsim_bench.report.sidecar import Sidecar
 from maxsim_bench.report.tables import templates
 
@@ -43,6 +43,7 @@ class Page:
     sidecars: Sequence[Sidecar]
     ledger: Ledger
     declared: Declared
+    origins: Origins
 
 
 def page_hash(made: Sequence[Artefact]) -> str:
@@ -56,9 +57,9 @@ def stored_page_hash(path: Path) -> str | None:
     return found[1] if found else None
 
 
-def write_page(page: Page, out: Path, path: Path) -> Path:
-    """Render the page; figures are read from `out`, where they were written before."""
-    shown = [_shown(a, s, out) for a, s in zip(page.artefacts, page.sidecars, strict=True)]
+def write_page(page: Page, path: Path) -> Path:
+    """Render the page into the folder where its figures were written before."""
+    shown = [_shown(a, s) for a, s in zip(page.artefacts, page.sidecars, strict=True)]
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in shown:
         groups.setdefault(entry["name"].split("/")[0], []).append(entry)
@@ -81,20 +82,21 @@ def write_page(page: Page, out: Path, path: Path) -> Path:
         failures=_failures(frame),
         coverage=coverage,
         rows=len(frame),
+        link=page.origins.link,
+        page_of=page.origins.page_of,
     )  # fmt: skip
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(html, encoding="utf-8")
     return path
 
 
-def _shown(artefact: Artefact, sidecar: Sidecar, out: Path) -> dict[str, Any]:
+def _shown(artefact: Artefact, sidecar: Sidecar) -> dict[str, Any]:
     entry: dict[str, Any] = {
         "name": artefact.name, "title": artefact.title, "caption": artefact.caption, "element": artefact.element,
         "inputs": sidecar.provenance.inputs, "command": sidecar.provenance.command,
     }  # fmt: skip
     if isinstance(artefact, Figure):
-        image = (out / f"{artefact.name}.png").read_bytes()
-        return {**entry, "kind": "figure", "image": base64.b64encode(image).decode("ascii")}
+        return {**entry, "kind": "figure"}
     cells = artefact.cells()
     return {**entry, "kind": "table", "columns": artefact.columns, "cells": cells, "long": len(cells) > LONG}
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 COLUMN_INCHES = 3.35  # one column of the ACM and ACL formats
 PAGE_INCHES = 7.0
+_LEGEND_LINE_INCHES = 0.14
 # Okabe & Ito (2008), "Color universal design": eight colours for every common colour vision; black is kept for bounds.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#B8A800", "#777777"
@@ -108,7 +109,7 @@ def grid(panels: int, *, height: float = 1.75) -> tuple[Drawing, list[Any]]:
     down = -(-panels // across(panels))
     width = COLUMN_INCHES if panels == 1 else PAGE_INCHES
     with matplotlib.rc_context(_RC):
-        drawing = Drawing(figsize=(width, max(height, 2.6 if down == 1 else 0) * down), layout="constrained")
+        drawing = Drawing(figsize=(width, max(height, 2.3 if down == 1 else 0) * down), layout="constrained")
         axes = drawing.subplots(down, across(panels), squeeze=False).flatten().tolist()
     for spare in axes[panels:]:
         spare.remove()
@@ -122,12 +123,24 @@ def rc() -> Any:
     return matplotlib.rc_context(_RC)
 
 
+def log_ticks(ax: Any, low: float, high: float) -> None:
+    """A logarithmic y axis with plain numbers: 1, 2 and 5 of a decade where there are less than two, else decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    ax.set_yscale("log")
+    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,), numticks=9))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.yaxis.set_minor_formatter(NullFormatter())
+
+
 def legend(drawing: Drawing, handles: list[Any], labels: list[str]) -> None:
     """One legend for all panels, below them, in as many columns as fit the width."""
     if handles:
         wide = drawing.get_figwidth() > COLUMN_INCHES
         longest = max(len(text) for text in labels)
         columns = max(1, min(len(labels), int((100 if wide else 46) // (longest + 6))))
+        lines = -(-len(labels) // columns)
+        drawing.set_figheight(drawing.get_figheight() + _LEGEND_LINE_INCHES * max(0, lines - 1))  # not from the axes
         drawing.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.2, columnspacing=1.2)
 
 

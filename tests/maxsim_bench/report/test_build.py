@@ -134,6 +134,7 @@ class Loads(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.loaded: list[str] = []
+        self.pictures: list[str] = []
         self.ids: set[str] = set()
         self.links: set[str] = set()
 
@@ -142,23 +143,88 @@ class Loads(HTMLParser):
         if tag in ("script", "link", "iframe"):
             self.loaded.append(tag)
         if tag == "img":
-            self.loaded += [] if (given["src"] or "").startswith("data:image/png;base64,") else [str(given["src"])]
+            self.pictures.append(str(given["src"]))
         if given.get("id"):
             self.ids.add(str(given["id"]))
         if tag == "a":
             self.links.add(str(given["href"]))
 
 
-def test_the_page_loads_nothing_and_has_every_part(built: Built) -> None:
-    html = (built.figures / PAGE).read_text(encoding="utf-8")
+def read(path: Path) -> Loads:
+    """What a page loads and links to."""
     page = Loads()
-    page.feed(html)
+    page.feed(path.read_text(encoding="utf-8"))
+    return page
+
+
+def broken(path: Path) -> list[str]:
+    """Links of a page that lead nowhere: to a file that is not there, or to an id that its target has not."""
+    found = []
+    for link in sorted(read(path).links):
+        name, _, target = link.partition("#")
+        file = path.parent / name if name else path
+        known = read(file).ids if file.suffix == ".html" and file.is_file() else None
+        if not file.is_file() or (target and known is not None and target not in known):
+            found.append(link)
+    return found
+
+
+def test_the_page_loads_its_own_pictures_only_and_has_every_part(built: Built) -> None:
+    html = (built.figures / PAGE).read_text(encoding="utf-8")
+    page = read(built.figures / PAGE)
     assert page.loaded == []
+    assert len(page.pictures) == 4
+    assert all((built.figures / picture).is_file() for picture in page.pictures)
     assert "url(" not in html
     assert {"summary", "environment", "protocol", "results", "goals", "claims", "failed", "missing"} <= page.ids
-    assert {link.removeprefix("#") for link in page.links} <= page.ids
+    assert broken(built.figures / PAGE) == []
     assert "env-h200" in html
     assert "maxsim-bench run lengths --profile paper" in html
+
+
+def test_every_cell_of_a_table_leads_to_its_row_command_and_environment_and_back(built: Built, made: Any) -> None:
+    """From the page to the row's page, from there to the CSV line, and back to the claim that it answers."""
+    made.written(built.results, made.sweep([made.cell("forward", Lq=1024, Ld=1024)], ["eager", "flash_maxsim"]))
+    built.build()
+    digest = made.cell("forward", Lq=1024, Ld=1024).hash()
+    page = read(built.figures / PAGE)
+    assert f"rows/h200-forward.html#{digest}" in page.links
+    rows = built.figures / "rows" / "h200-forward.html"
+    assert broken(rows) == []
+    text = rows.read_text(encoding="utf-8")
+    section = text[text.index(f'id="{digest}"') :]
+    assert "maxsim-bench run forward --profile paper --force --where Nq=1 --where B=1000" in section
+    assert '<a href="../report.html#env-env-h200">env-h200</a>' in section
+    assert "#claim-forward.tab-fwd.a100.nq1_b1000_lq1024_ld1024.fused.latency-ms" in section
+    lines = (built.results / "h200" / "forward.csv").read_text(encoding="utf-8").splitlines()
+    (number,) = set(re.findall(r"<td>eager</td>.*?forward\.csv#L(\d+)", section))
+    assert lines[int(number) - 1].startswith(digest)
+    assert ",eager," in lines[int(number) - 1]
+
+
+def test_a_page_of_rows_that_was_changed_or_has_no_csv_any_more_is_seen(built: Built) -> None:
+    rows = built.figures / "rows" / "h200-forward.html"
+    rows.write_text(rows.read_text(encoding="utf-8").replace("ok", "fine"), encoding="utf-8")
+    assert any("h200-forward.html: does not show these rows" in told for told in built.check())
+    rows.with_name("h200-gone.html").write_text("", encoding="utf-8")
+    assert "rows/h200-gone.html" in built.build().removed
+    assert built.check() == []
+
+
+def test_many_figures_are_drawn_by_several_processes_alike(tmp_path: Path, made: Any) -> None:
+    from maxsim_bench.report import build
+
+    rows = made.sweep([made.cell(B=B, Lq=q) for B in (1, 10, 100) for q in (8, 16, 32)], ["eager", "fused"])
+    made.written(tmp_path / "results", rows)
+    figures = [
+        a for a in build.compose([tmp_path / "results"], Places(ROOT / "experiments")).artefacts if hasattr(a, "draw")
+    ]
+    told: list[str] = []
+    assert build._draw(tmp_path / "one", figures[:2], told.append) == 2
+    assert build._draw(tmp_path / "many", figures * 2, None) == 2 * len(figures)
+    for file in (tmp_path / "one").rglob("*.pdf"):
+        assert (tmp_path / "many" / file.relative_to(tmp_path / "one")).read_bytes() == file.read_bytes()
+    assert len(told) == 2
 
 
 def test_what_failed_is_on_the_page_with_its_reason(built: Built, made: Any) -> None:

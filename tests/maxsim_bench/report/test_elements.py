@@ -72,7 +72,7 @@ def test_a_baselines_speed_up_over_itself_is_the_line_at_one(made: Any, forward_
 
 def test_at_most_six_panels_and_the_caption_says_what_is_left_out(made: Any) -> None:
     rows = made.sweep(
-        [made.cell("lengths", B=B, Lq=Lq, Ld=Ld) for B in (4, 64) for Lq in (32, 64, 128) for Ld in (128, 256, 512)],
+        [made.cell("lengths", B=B, Lq=Lq, Ld=Ld) for B in (4, 8, 64) for Lq in (32, 64, 128) for Ld in (128, 256, 512)],
         ["eager", "fused"],
     )
     figure = found(made.results(rows))["lengths/latency-over-Ld"]

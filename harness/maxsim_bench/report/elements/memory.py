@@ -134,11 +134,16 @@ def draw_frontier(data: pd.DataFrame) -> Drawing:
                 handles.setdefault(label, line)
                 auto = points[points["chunk"] == 0]
                 ax.plot(auto["x"], auto["y"], color=colour, marker=marker, linestyle="none", markerfacecolor="white")
-                for point in points[points["chunk"].notna()].itertuples():
-                    text, below = ("auto", -8) if point.chunk == 0 else (names.count(point.chunk), 3)
-                    ax.annotate(text, (point.x, point.y), xytext=(3, below), textcoords="offset points", fontsize=5.5)
+                for i, point in enumerate(points[points["chunk"].notna()].itertuples()):
+                    # every second label below its point: large chunks lie close together
+                    text, below = ("auto", -14) if point.chunk == 0 else (names.count(point.chunk), (4, -8)[i % 2])
+                    ax.annotate(
+                        text, (point.x, point.y), xytext=(0, below), textcoords="offset points", fontsize=5.5,
+                        ha="center",
+                    )  # fmt: skip
             ax.set_xscale("log")
-            ax.set_yscale("log")
+            style.log_ticks(ax, part["y"].min(), part["y"].max())
+            ax.margins(0.12)
             ax.set_title(panel)
             ax.set_xlabel("peak extra memory [GB]")
         for first in range(0, len(axes), style.across(len(axes))):

@@ -83,20 +83,25 @@ def _caption(key: str, rows: pd.DataFrame) -> str:
 
 @element
 def sweep_figures(results: Results) -> Iterator[Figure]:
-    """For each experiment, axis and metric a figure of lines, where the axis has more than one value."""
+    """For each experiment, axis and metric a figure of lines, where the axis has enough values to be a curve."""
     for name, rows in measured(results):
         shown, chosen = slice_for_figures(rows)
-        for axis in NUMERIC_AXES:
-            if shown[axis].nunique() < 2:
-                continue
+        for axis in curves(shown):
             part, panel, left_out = panels(shown, axis)
             for key, metric in names.METRICS.items():
                 if part[metric.column].notna().any():
                     yield _figure(name, key, axis, part, panel, f"{chosen}.{left_out}")
 
 
+def curves(shown: pd.DataFrame) -> list[str]:
+    """Axes with three values or more; where there is none, the first with two, so that there is a figure."""
+    counts = {axis: shown[axis].nunique() for axis in NUMERIC_AXES}
+    lines = [axis for axis, count in counts.items() if count > 2]
+    return lines or [axis for axis, count in counts.items() if count == 2][:1]
+
+
 def _figure(name: str, key: str, axis: str, part: pd.DataFrame, panel: pd.Series, chosen: str) -> Figure:
-    metric = names.METRICS[key]
+    metric = names.readable(names.METRICS[key], part)
     data = line_data(part, metric, axis, panel)
     data["panel"] = data["panel"].astype(str)
     lines = Lines(names.AXIS_LABELS[axis], metric.axis_label, metric.log, UNIT_LINES.get(key))
