@@ -1,6 +1,6 @@
 # Arguments of kernels have no Python types.
 # mypy: disable-error-code="no-untyped-def"
-# ruff: noqa: SIM102, SIM109, RUF005  (Gluon has neither `in` nor unpacking in lists, and decides ifs twice)
+# ruff: noqa: RUF005  (Gluon does not unpack in lists)
 """INT8 and FP8 MaxSim for Hopper (sm_90) in Gluon where a scale belongs to a token and the query is long.
 
 Room: `quantized`. May import: fused, tokens. Beside `hopper_kernels.py` for one reason: with a scale a token its tight

@@ -18,8 +18,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from maxsim.fused.hopper_launch import parameters
-from maxsim.quantized import hopper_kernels, quantize_int8
-from maxsim.quantized.hopper import EPILOGUES, HopperShape, contiguous, launch_shape, programs, unsupported
+from maxsim.quantized import hopper_kernels, hopper_tiles, quantize_int8
+from maxsim.quantized.hopper import EPILOGUES, HopperShape, by_tiles, contiguous, launch_shape, programs, unsupported
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Gluon is compiled, it cannot run in the interpreter"
@@ -42,10 +42,10 @@ SHAPES = {
 
 
 @cache
-def build(epilogue: str, shape: HopperShape, group: int, ragged: bool) -> Any:
-    """One variant, compiled for sm_90."""
+def build(epilogue: str, shape: HopperShape, group: int, ragged: bool, tiles: bool = False) -> Any:
+    """One variant, compiled for sm_90; `tiles`: of the kernel in which every document begins a tile."""
     element, name = (gl.float8e4nv, "fp8e4nv") if epilogue.startswith("fp8") else (gl.int8, "i8")
-    rows = 32 if ragged else shape.BN
+    rows = 32 if ragged and not tiles else shape.BN
     constants = dict(
         {name: n for name, n in vars(shape).items() if name not in ("residents", "short")},
         BR=rows,
@@ -71,7 +71,8 @@ def build(epilogue: str, shape: HopperShape, group: int, ragged: bool) -> Any:
         "start_ptr": "*i64",
         "len_ptr": "*i32",
     }
-    kernel = hopper_kernels.maxsim_quantized
+    kernel = (hopper_tiles if tiles else hopper_kernels).maxsim_quantized
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
     signature = {a: types.get(a, "constexpr" if a in constants else "i32") for a in kernel.arg_names}
     places = {(kernel.arg_names.index(k),): v for k, v in constants.items()}
     source = GluonASTSource(kernel, signature, places, {})
@@ -79,9 +80,11 @@ def build(epilogue: str, shape: HopperShape, group: int, ragged: bool) -> Any:
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
 
 
-def compiled(epilogue: str, shape: HopperShape, group: int, ragged: bool, folder: str) -> tuple[int, str, Counter[str]]:
+def compiled(
+    epilogue: str, shape: HopperShape, group: int, ragged: bool, folder: str, tiles: bool = False
+) -> tuple[int, str, Counter[str]]:
     """Shared bytes, resource line and instruction counts of one variant."""
-    binary = build(epilogue, shape, group, ragged)
+    binary = build(epilogue, shape, group, ragged, tiles)
     file = Path(folder) / f"{epilogue}.cubin"
     file.write_bytes(binary.asm["cubin"])
     usage = subprocess.run([TOOLS / "cuobjdump", "-res-usage", file], capture_output=True, text=True, check=True).stdout
@@ -120,6 +123,38 @@ def test_a_scale_a_token_is_one_fused_multiply_add_an_accumulator(tmp_path):
     assert found["I2FP"] == 0
     # two consumers, and for each the whole tile, the document it begins in and those that begin inside it
     assert found["FFMA"] == 2 * 3 * 128
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epilogue", ["token", "token_any", "fp8_token"])
+def test_the_tight_loop_of_a_scale_a_token_compiles_without_spills(epilogue, tmp_path):
+    shared, usage, found = compiled(epilogue, SHAPES["one long query"], 128, True, str(tmp_path), tiles=True)
+    assert "STACK:0" in usage
+    assert shared <= SHARED_BYTES
+    if epilogue == "token":
+        assert found["I2FP"] == 0
+        assert found["FFMA"] == 2 * (128 + 64)  # two consumers, a whole tile and half a tile
+
+
+@pytest.mark.slow
+def test_every_role_of_the_tight_loop_reads_start_and_length_of_every_document(tmp_path):
+    """The compiler once kept the first length of the loader's loop for all documents, and the pipeline stopped."""
+    ir = build("token", SHAPES["one long query"], 128, True, True).asm["ttgir"]
+    roles = re.split(r"\n    (?:default|partition\d+)", ir)[1:]
+    found = []
+    for role in roles:
+        loop = re.search(r"\n      (?:%\S+ = )?scf\.for.*?\n      \}", role, re.DOTALL)
+        assert loop is not None
+        found.append(loop[0].count("tt.load"))
+    assert found == [2, 2, 2]
+
+
+def test_the_tight_loop_scores_where_a_scale_belongs_to_a_token_and_both_consumers_are_full():
+    token, document = quantize_int8(torch.ones(1, 4, 32)), quantize_int8(torch.ones(1, 4, 32), "document")
+    assert by_tiles(launch_shape(1024, 128), token)
+    assert not by_tiles(launch_shape(1024, 128), document)
+    assert not by_tiles(launch_shape(128, 128), token)
+    assert not by_tiles(launch_shape(32, 128), token)
 
 
 def test_the_arguments_are_laid_out_as_the_direct_launch_packs_them():
