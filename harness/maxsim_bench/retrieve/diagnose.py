@@ -115,5 +115,5 @@ def _padding(evidence: Evidence, queries: Embeddings, corpus: Corpus, reference:
         pad = own.values.new_full((1, own.d), value)
         longer = Embeddings.of([torch.cat([t, pad]) for t in own.values.split(own.lengths.tolist())], own.d)
         block = DocumentBlock(longer, np.arange(len(suspects)), reference.device)
-        if evidence.agrees(evidence.got[:, : len(suspects)], reference.scores(queries, block)):
+        if evidence.agrees(evidence.got[:, : len(suspects)], reference.scores(queries, block).cpu()):
             yield f"padding takes part in the maximum: scores are those with a token of {value:g} added to the document"

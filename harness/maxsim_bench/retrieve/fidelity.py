@@ -21,7 +21,7 @@ from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.row import Row, Status
 from maxsim_bench.record.store import Store
-from maxsim_bench.retrieve import details
+from maxsim_bench.retrieve import details, isolate
 from maxsim_bench.retrieve.audit import EXACT_SHARE, LIMIT, Audit, audit, identical, limit_of, ranking_of
 from maxsim_bench.retrieve.cache import Progress, document_embeddings, query_embeddings
 from maxsim_bench.retrieve.dataset import DataError, Dataset
@@ -40,7 +40,7 @@ from maxsim_bench.retrieve.tasks import Task
 from maxsim_bench.retrieve.trec import write_run
 
 # Device memory that one audit may need: a block's similarities in fp32, masked copies of them, and the embeddings.
-DEVICE_BYTES = 16 << 30
+DEVICE_BYTES = 10 << 30
 
 
 @dataclass(frozen=True)
@@ -177,6 +177,7 @@ def _answers(
         for task in tasks:
             yield task, lambda task=task: _findings(task, settings, extra, progress)  # type: ignore[misc]
         return
+    isolate.resume()
     threads = max(1, (os.cpu_count() or 1) // jobs)
     with ThreadPoolExecutor(jobs) as pool:  # threads only wait for processes
         running: dict[Future[list[Finding]], Task] = {
@@ -185,8 +186,10 @@ def _answers(
         try:
             for done in as_completed(running):
                 yield running[done], done.result
-        finally:
-            pool.shutdown(cancel_futures=True)
+        except BaseException:  # stopped, or a task that cannot be had: the others are not worth waiting for
+            pool.shutdown(wait=False, cancel_futures=True)
+            isolate.abandon()
+            raise
 
 
 def _tuning_last(tasks: Sequence[Task]) -> list[Task]:
@@ -201,11 +204,11 @@ def _tuning_last(tasks: Sequence[Task]) -> list[Task]:
 
 
 def _jobs(device: str) -> int:
-    """Audits at a time: two processors each, and `DEVICE_BYTES` of the first GPU."""
+    """Audits at a time: a processor each, and `DEVICE_BYTES` of the first GPU."""
     import torch
 
     room = torch.cuda.get_device_properties(0).total_memory // DEVICE_BYTES if device == "cuda" else 1
-    return max(1, min(room, (os.cpu_count() or 1) // 2))
+    return max(1, min(room, os.cpu_count() or 1))
 
 
 def _isolated(settings: Settings) -> bool:

@@ -286,13 +286,13 @@ def blocks(queries: Embeddings, corpus: Corpus, device: str, only: np.ndarray | 
 
 
 def columns_of(scorer: Scorer, queries: Embeddings, corpus: Corpus, documents: Sequence[int]) -> torch.Tensor:
-    """[Nq, len(documents)] fp32: what `scorer` gives these documents, in the blocks in which it ranked them."""
+    """[Nq, len(documents)] fp32 on the CPU: what `scorer` gives these documents, in the blocks in which it ranked."""
     import torch
 
     wanted = np.asarray(documents)
     out = torch.full((len(queries), len(wanted)), torch.nan)
     for block in blocks(queries, corpus, scorer.device, only=wanted):
-        got = scorer.scores(block.queries, block.documents)
+        got = scorer.scores(block.queries, block.documents).cpu()
         at = {int(c): i for i, c in enumerate(block.documents.columns)}
         for j, document in enumerate(wanted.tolist()):
             if document in at:

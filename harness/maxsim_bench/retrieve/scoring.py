@@ -158,8 +158,10 @@ class Scorer:
         """(layout, several queries at a time): the first that the backend supports, in the order of `WAYS`."""
         reasons = []
         for layout, many in WAYS:
-            part = queries if many else queries.slice(0, 1)
-            why = self.backend.supports(self._cell(layout, part, block.documents), self.device)
+            # a block of one query goes the way of the others: another way may be another kernel to tune
+            Nq = max(2, len(queries)) if many else 1
+            cell = self._cell(layout, queries, block.documents).model_copy(update={"Nq": Nq})
+            why = self.backend.supports(cell, self.device)
             if why is None:
                 return layout, many
             reasons.append(why)
