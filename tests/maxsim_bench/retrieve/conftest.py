@@ -107,6 +107,8 @@ class Fake:
     install: str | None = None
     refuses: Callable[[Cell], str | None] = lambda cell: None
     relative: float = 1e-5
+    length_multiple: int = 1
+    empty_documents: bool = True
 
     def version(self) -> str:
         return "1"

@@ -5,16 +5,22 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from maxsim_bench.backends import registry
+from maxsim_bench.cli import main
 from maxsim_bench.record.store import Store
-from maxsim_bench.retrieve import details, fidelity
+from maxsim_bench.retrieve import details, fidelity, isolate
+from maxsim_bench.retrieve.audit import limit_of
+from maxsim_bench.retrieve.dataset import DataError
 from maxsim_bench.retrieve.encoders.registry import EncoderKind, encoder_kinds
 from maxsim_bench.retrieve.fidelity import Settings, run_fidelity
-from maxsim_bench.retrieve.isolate import Dead, in_own_process
+from maxsim_bench.retrieve.isolate import Abandoned, Dead, in_own_process
 from maxsim_bench.retrieve.tasks import plan_tasks
 from maxsim_bench.retrieve.trec import read_run
 
@@ -84,6 +90,60 @@ def test_a_broken_backend_is_caught_named_and_fails_the_run(words, store, fake, 
     assert told in bad.error
     assert bad.ndcg_at_10 is None
     assert bad.max_rel_err > 1e-5
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        ("unmasked", "padding takes part in the maximum"),
+        ("bf16_sum", "every score is a bfloat16 number"),
+        ("swapped", "ids or offsets are exchanged"),
+        ("right", None),
+    ],
+)
+def test_the_command_names_a_broken_backend_and_ends_with_exit_code_1(
+    words, store, fake, monkeypatch, broken: str, told: str | None
+) -> None:
+    known = {**registry.backends(), "it": fake(broken, name="it")}
+    monkeypatch.setattr(registry, "backends", lambda: known)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    experiments = Path(__file__).parents[3] / "experiments"
+    words_of = ["fidelity", str(words), "--encoder", "letters", "--dtype", "fp32", "--backend", "it"]
+    done = CliRunner().invoke(
+        main, [*words_of, "--experiments", str(experiments), "--into", str(store.path.parent)], catch_exceptions=False
+    )
+    assert done.exit_code == (0 if told is None else 1), done.output
+    assert (told or "+0.0e+00") in done.stdout
+    again = CliRunner().invoke(main, [*words_of, "--experiments", str(experiments), "--into", str(store.path.parent)])
+    assert again.exit_code == done.exit_code, "what is in the store counts as it did when it was measured"
+
+
+def test_int8_has_a_limit_of_its_own_and_other_inexact_backends_are_reported() -> None:
+    limits = {name: limit_of(registry.get(name), 1e-3) for name in registry.backends()}
+    assert limits["fused"] == limits["search"] == limits["search_int8_rescored"] == limits["flash_maxsim"] == 1e-3
+    assert limits["fused_int8"] == limits["fused_int8_doc"] == limits["search_int8"] == 3e-3
+    assert limits["eager"] is limits["fused_fp8"] is limits["flash_maxsim_int8"] is limits["lik_fp8"] is None
+
+
+def test_backends_that_tune_come_last_in_tasks_of_their_own(words, fake) -> None:
+    tasks = [*_tasks(words, "fused", "lik"), *_tasks(words, "flash_maxsim", "eager")]
+    parts = [task.backends for task in fidelity._tuning_last(tasks)]
+    assert parts == [("fused",), ("eager",), ("lik",), ("flash_maxsim",)]
+
+
+def test_data_sets_side_by_side_give_the_rows_of_data_sets_in_turn(words, store, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(fidelity, "in_own_process", lambda work, arguments, timeout_s: work(*arguments))
+    other = tmp_path / "more"
+    os.symlink(words, other)
+    tasks = [*_tasks(words, "eager", "fused"), *_tasks(other, "eager", "fused"), *_tasks(tmp_path / "none", "fused")]
+    outcome = run_fidelity(tasks, _settings(isolate=True, jobs=3), store, tolerant=True)
+    assert {(r.cell.dataset, r.backend) for r in store.rows()} == {
+        (d, b) for d in ("words", "more") for b in ("eager", "fused")
+    }
+    assert len(outcome.absent) == 1
+    with pytest.raises(DataError):
+        run_fidelity(tasks, _settings(isolate=True, jobs=3), store)
+    isolate.resume()
 
 
 def test_an_exact_backend_beyond_the_limit_fails_and_an_inexact_one_is_only_reported(words, store, fake) -> None:
@@ -191,6 +251,18 @@ def test_a_process_of_its_own_answers_raises_dies_or_is_given_up() -> None:
     with pytest.raises(Dead, match="no answer after 3 s") as hung:
         in_own_process(_hangs, (), 3)
     assert hung.value.status == "timeout"
+
+
+def test_an_abandoned_run_ends_its_processes_and_begins_no_other() -> None:
+    threading.Timer(4.0, isolate.abandon).start()
+    began = time.monotonic()
+    with pytest.raises(Abandoned):
+        in_own_process(_hangs, (), 120)
+    assert time.monotonic() - began < 50
+    with pytest.raises(Abandoned):
+        in_own_process(_answers, (1,), 60)
+    isolate.resume()
+    assert in_own_process(_answers, (1,), 60) == 2
 
 
 def test_the_backend_that_kills_its_process_gets_the_row_and_the_others_keep_theirs(words, store, monkeypatch) -> None:

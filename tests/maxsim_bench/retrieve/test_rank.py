@@ -13,9 +13,10 @@ from maxsim_bench.retrieve import scoring
 from maxsim_bench.retrieve.dataset import DataError
 from maxsim_bench.retrieve.embeddings import Embeddings
 from maxsim_bench.retrieve.metrics import ScoreError, evaluate_rankings, ranked
-from maxsim_bench.retrieve.rank import rank, rankings
+from maxsim_bench.retrieve.rank import ScoreErrors, rank, rankings
 from maxsim_bench.retrieve.rerank import bm25_candidates, rerank, run_candidates
 from maxsim_bench.retrieve.scoring import Scorer, query_blocks
+from maxsim_bench.retrieve.searching import compare, exact_share, search_all, searches
 from maxsim_bench.retrieve.trec import write_run
 
 
@@ -92,6 +93,66 @@ def test_empty_documents_and_queries_follow_the_semantics_in_every_layout(collec
         assert scores["q1"]["d000"] == 0.0
         assert rankings(made.dataset, found["it"].top)["q0"]["d001"] == -math.inf
         assert found["it"].errors.max_abs[[0, 2]].max() < 1e-5
+
+
+def test_a_backend_that_tunes_meets_few_lengths_with_the_same_result(collection, cell, fake) -> None:
+    seen = set()
+
+    def refuses(c):
+        seen.add((c.Lq, c.Ld))
+
+    one = fake("right", refuses=refuses, length_multiple=16)
+    _, found = _rank(collection(), cell, {"it": Scorer(one, cell(), "cpu")})
+    assert found["it"].failure is None
+    assert found["it"].errors.max_rel.max() < 1e-5
+    assert seen == {(16, 16)}
+
+
+def test_a_document_without_tokens_is_not_asked_of_a_backend_that_has_another_rule(collection, cell, fake) -> None:
+    def zero(Q, q_valid, D, d_valid):
+        S = torch.einsum("nid,bjd->nbij", Q, D).masked_fill(~d_valid[None, :, None, :], -math.inf).amax(-1)
+        return S.nan_to_num(neginf=0.0).masked_fill(~q_valid[:, None, :], 0.0).sum(-1)
+
+    made = collection(queries=3, documents=5)
+    tokens = list(made.documents.values.split(made.documents.lengths.tolist()))
+    documents = Embeddings.of([tokens[0], tokens[1][:0], *tokens[2:]], made.documents.d)
+    made = dataclasses.replace(made, documents=documents)
+    scorers = {n: Scorer(fake(zero, empty_documents=n == "asked"), cell(), "cpu") for n in ("asked", "spared")}
+    _, found = _rank(made, cell, scorers)
+    assert found["spared"].errors.max_rel.max() < 1e-5
+    assert found["asked"].errors.max_rel.max() == math.inf
+
+
+@pytest.mark.parametrize(("name", "most"), [("search", 1e-5), ("search_int8", 0.1), ("search_int8_rescored", 1e-5)])
+def test_a_search_finds_the_first_documents_and_says_how_often_they_are_the_best(
+    collection, cell, name: str, most: float
+) -> None:
+    made = collection(documents=60)
+    base, _ = _rank(made, cell, {})
+    scorer = Scorer(registry.get(name), cell(), "cpu")
+    assert searches(scorer)
+    assert not searches(Scorer(registry.get("fused"), cell(), "cpu"))
+    found = search_all(made.dataset, made.queries, made.documents, {name: scorer}, base)[name]
+    assert found.failure is None
+    assert found.errors.max_rel.max() <= most
+    if most < 0.1:
+        assert found.exact_first == 1.0
+        assert list(rankings(made.dataset, found.top)["q3"])[:10] == list(rankings(made.dataset, base.top)["q3"])[:10]
+
+
+def test_a_search_that_misses_the_best_or_finds_what_is_not_there_is_seen(collection, cell) -> None:
+    base, _ = _rank(collection(queries=4, documents=30), cell, {}, depth=12)
+    want = base.top.best()
+    assert exact_share(want[0], want, 10) == 1.0
+    missing = want[0].copy()
+    missing[0, 9] = missing[0, 11]
+    assert exact_share(missing, want, 10) == 0.75
+    errors = ScoreErrors.empty(4, 30)
+    stranger = want[0].copy()
+    stranger[2, 0] = next(d for d in range(30) if d not in set(stranger[2].tolist()))
+    compare(errors, want[1], stranger, want)
+    assert errors.max_rel.tolist() == [0.0, 0.0, math.inf, 0.0]
+    assert errors.worst[1] == 2
 
 
 def test_padded_query_tokens_add_nothing_for_a_backend_that_takes_no_query_lengths(collection, cell, fake) -> None:
