@@ -119,6 +119,7 @@ def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> d
                 "input_sets": frame.sets,
                 "starved_percent": round(timing.starved_percent, 1),
                 "timing_policy": timing.policy,
+                **_share_of_library(frame.work.get(backend), frame.ceilings, ms),
                 **{name: figure for name, figure in outcome.figures.items() if name not in columns},
             }
         ),
@@ -149,6 +150,12 @@ def _rates(work: Work, ceilings: Ceilings | None, ms: float) -> dict[str, Any]:
     if near is not None:
         found["percent_of_ceiling"], found["ceiling"] = near
     return found
+
+
+def _share_of_library(work: Work | None, ceilings: Ceilings | None, ms: float) -> dict[str, float]:
+    """`percent_of_matmul`: the rate beside the library's own product in the run, which a ceiling may exceed."""
+    rate = None if work is None or ceilings is None else ceilings.all_measured.get(f"matmul_{work.unit}")
+    return {"percent_of_matmul": round(100.0 * work.flops / ms / 1e9 / rate, 2)} if work is not None and rate else {}
 
 
 def speedup(baseline: Timing, other: Timing) -> Interval | None:
