@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 # Normwise. Sixteen-bit similarities tie often (a tie splits its gradient between tokens) and pick other winners; so do
-# TF32 ones. If one token in a hundred picks another winner the norm moves by a tenth; this tells a working step from a
-# broken one, no more.
+# TF32 ones. If one token in a hundred picks another winner the norm moves by a tenth: on an H200 fp16 steps were 0.02
+# to 0.05 off at Ld = 300 and 1024. bf16 ties eight times as often. This tells a working step from a broken one, no
+# more.
 SIXTEEN_BIT_TIES = 0.5
 
 

@@ -66,7 +66,8 @@ class Backward:
 
 
 # Every layout, width and dtype is a kernel variant of its own, which a GPU compiles in a second or two; and a CPU adds
-# up the expected gradients entry by entry. These are what `-m "gpu and not slow"` runs of each path.
+# up the expected gradients entry by entry. `-m "gpu and not slow"` runs these of the default path, of
+# others the first.
 FEW_LAYOUTS = ("lengths", "packed", "candidates", "one hub")
 
 
@@ -77,7 +78,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         given = getattr(item, "callspec", None)
         if given is None or not str(given.params.get("backward", "")).startswith("gpu-"):
             continue
-        if given.params.get("batches", FEW_LAYOUTS[0]) not in FEW_LAYOUTS:
+        few = FEW_LAYOUTS if given.params["backward"] == "gpu-csr" else FEW_LAYOUTS[:1]
+        if given.params.get("batches", few[0]) not in few or given.params.get("dtype") == torch.bfloat16:
             item.add_marker(pytest.mark.slow)
 
 
