@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from maxsim_bench.record.files import StoreError
+from maxsim_bench.record.files import StoreError, replace_file
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import add_environments, append_samples, read_environments, read_samples
 from maxsim_bench.record.store import Store
@@ -46,7 +46,8 @@ def merge_rows(parts: Iterable[tuple[str, Iterable[Row]]]) -> list[Row]:
 def merge(sources: Iterable[Path], into: Path) -> list[Merged]:
     """Merge CSV files, or directories of them, into `into` (a CSV, or a directory); its samples and environments too.
 
-    Directories are matched by the relative path of each CSV. Everything is checked before anything is written.
+    Directories are matched by the relative path of each CSV. Everything is checked before anything is written. Files in
+    the folder of a CSV's name beside it (each query of a fidelity cell) go along where the target has none of that name.
     """
     files: dict[Path, list[Path]] = {}
     for source in sources:
@@ -69,6 +70,7 @@ def _write(target: Path, origins: list[Path], present: list[Row], merged: list[R
         for origin in origins:
             add_environments(target.parent, read_environments(origin.parent))
             append_samples(target, {k: v for k, v in read_samples(origin).items() if k in added})
+            _add_details(origin, target)
         store.append(row for row in merged if row.key in added)
     return Merged(target, len(added), len(present))
 
@@ -78,12 +80,23 @@ def _pairs(source: Path, into: Path) -> list[tuple[Path, Path]]:
         return [(source, into if into.suffix == ".csv" else into / source.name)]
     if not source.is_dir():
         raise StoreError(f"{source}: is not there. Name a CSV of results, or a directory that holds some.")
-    found = [path for path in sorted(source.rglob("*.csv")) if not path.is_relative_to(into)]
+    found = [
+        path for path in sorted(source.rglob("*.csv"))
+        if not path.is_relative_to(into) and not path.parent.with_suffix(".csv").is_file()
+    ]  # fmt: skip
     if not found:
         raise StoreError(f"{source}: holds no CSV of results.")
     if into.suffix == ".csv":
         raise StoreError(f"{into}: is one file, but {source} is a directory. Name a directory to merge into.")
     return [(path, into / path.relative_to(source)) for path in found]
+
+
+def _add_details(origin: Path, target: Path) -> None:
+    """Copy the files in the folder of `origin`'s name that `target`'s folder does not have."""
+    for path in sorted(origin.with_suffix("").glob("*")):
+        copy = target.with_suffix("") / path.name
+        if not copy.exists():
+            replace_file(copy, path.read_bytes())
 
 
 def _conflict(key: str, one: str, first: Row, two: str, second: Row) -> str:

@@ -73,3 +73,16 @@ def test_what_cannot_be_merged_is_told(tmp_path: Path, row: MakeRow, source: str
     Store(tmp_path / "full" / "a.csv").append([row(1)])
     with pytest.raises(StoreError, match=told):
         merge([tmp_path / source], tmp_path / into)
+
+
+def test_what_lies_beside_a_csv_in_the_folder_of_its_name_goes_along(tmp_path: Path, row: MakeRow) -> None:
+    away, here = tmp_path / "away", tmp_path / "here"
+    Store(away / "h200" / "fidelity.csv").append([row(1)])
+    for name, text in (("cell.csv", "query,reference\nq,0.5\n"), ("known.json", "theirs")):
+        (away / "h200" / "fidelity").mkdir(exist_ok=True)
+        (away / "h200" / "fidelity" / name).write_text(text)
+    (here / "h200" / "fidelity").mkdir(parents=True)
+    (here / "h200" / "fidelity" / "known.json").write_text("ours")
+    assert [m.added for m in merge([away], here)] == [1]
+    assert (here / "h200" / "fidelity" / "cell.csv").read_text() == "query,reference\nq,0.5\n"
+    assert (here / "h200" / "fidelity" / "known.json").read_text() == "ours"

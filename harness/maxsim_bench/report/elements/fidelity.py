@@ -24,17 +24,19 @@ LIMIT = 5e-4  # of |ΔnDCG@10| for an exact scorer: the paper's claim, and the d
 _COLUMNS = (
     ("ndcg_at_10", "nDCG@10"), ("ndcg_at_10_reference", "reference"), ("delta", "Δ"), ("delta_low", "Δ low"),
     ("delta_high", "Δ high"), ("ndcg_at_5", "nDCG@5"), ("recall_at_10", "R@10"), ("recall_at_100", "R@100"),
-    ("mrr_at_10", "MRR@10"), ("topk_overlap", "overlap@10"), ("topk_overlap_100", "overlap@100"),
-    ("spearman", "Spearman"), ("max_abs_err", "max error"),
+    ("mrr_at_10", "MRR@10"), ("topk_overlap", "overlap@10"), ("topk_overlap_20", "overlap@20"),
+    ("topk_overlap_100", "overlap@100"), ("spearman", "Spearman"), ("max_abs_err", "max error"),
 )  # fmt: skip
 _WHOLE = (("queries", "queries"), ("queries_moved", "moved"), ("ties_across_cut", "ties across the cut"))
 
 
 def fidelity_rows(results: Results) -> pd.DataFrame:
-    """Rows of rankings, with `collection`: data set, split where it is not the test split, and encoder."""
+    """Rows of rankings, with `collection`: data set, split where it is not the test split, bf16 where it is that."""
     frame = results.frame[results.frame["op"] == "fidelity"].copy()
     split = frame["split"].where(~frame["split"].isin(("test", None)) & frame["split"].notna(), "")
-    frame["collection"] = (frame["dataset"].fillna("?") + " " + split).str.strip()
+    rounded = frame["dtype"].where(frame["dtype"] == "bf16", "")  # fp16 embeddings are a GPU's rule, fp32 a processor's
+    parts = frame["dataset"].fillna("?") + " " + split + " " + rounded
+    frame["collection"] = parts.str.split().str.join(" ")
     return frame
 
 
@@ -153,7 +155,7 @@ def query_by_query(results: Results) -> Iterator[Figure]:
 
 def draw_queries(data: pd.DataFrame) -> Drawing:
     """Scatter on equal axes with the diagonal."""
-    panels = list(dict.fromkeys(data["panel"]))[:6]
+    panels = list(dict.fromkeys(data["panel"]))
     drawing, axes = style.grid(len(panels), height=2.3)
     handles: dict[str, Any] = {}
     with style.rc():
