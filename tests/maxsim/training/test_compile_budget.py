@@ -27,6 +27,8 @@ from maxsim.training.geometry import as_grid, geometry
 
 BUDGET = Path(__file__).with_name("compile_budget.csv")
 ARCHS = (80, 90)
+DEFAULT = ("queries_beside", "document_rows")
+SPILLS = 96  # bytes: registers are limited on purpose, which an H200 showed to pay (REGISTERS of `training.csr`)
 SLACK = 8  # registers: a compiler release moves a few, a lost optimisation moves more
 CALLS = ("dense 32x300", "dense 32x1030", "dense 1024x1024", "bf16", "fp32", "lengths", "packed", "candidates", "d=768")
 
@@ -145,11 +147,11 @@ def test_every_launch_stays_within_its_recorded_budget(arch, call):
     check(arch, call)
 
 
-def test_the_budget_covers_every_launch_and_no_kernel_of_the_default_path_spills():
+def test_the_budget_covers_every_launch_and_the_default_path_spills_little():
     budget = recorded()
     assert set(budget) == {key for key, _ in everything()}
-    usual = {key: used for key, used in budget.items() if "onehot" not in key[3] and key[1] != "d=768"}
-    assert {key: used for key, used in usual.items() if used[1]} == {}
+    usual = {key: used for key, used in budget.items() if key[3] in DEFAULT and key[1] != "d=768"}
+    assert max(used[1] for used in usual.values()) <= SPILLS
 
 
 def record(fresh: bool) -> None:
