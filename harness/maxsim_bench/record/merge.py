@@ -46,8 +46,8 @@ def merge_rows(parts: Iterable[tuple[str, Iterable[Row]]]) -> list[Row]:
 def merge(sources: Iterable[Path], into: Path) -> list[Merged]:
     """Merge CSV files, or directories of them, into `into` (a CSV, or a directory); its samples and environments too.
 
-    Directories are matched by the relative path of each CSV. Everything is checked before anything is written. Files in
-    the folder of a CSV's name beside it (each query of a fidelity cell) go along where the target has none of that name.
+    Directories are matched by the relative path of each CSV. Everything is checked before anything is written. Files
+    in the folder of a CSV's name beside it (each query of a fidelity cell) go along where the target lacks them.
     """
     files: dict[Path, list[Path]] = {}
     for source in sources:
