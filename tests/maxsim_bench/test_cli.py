@@ -81,6 +81,13 @@ def test_plan_shows_every_cell_what_is_left_out_and_what_waits(invoke: Invoke) -
     )
 
 
+def test_a_plan_without_cells_ends_as_its_run_would(invoke: Invoke) -> None:
+    planned, run = invoke("plan", "tiny", "--where", "B=9"), invoke("run", "tiny", "--where", "B=9")
+    assert (planned.exit_code, planned.stderr) == (run.exit_code, run.stderr)
+    assert planned.exit_code == 2
+    assert "tiny (full) on cpu: no cells" in planned.stdout
+
+
 def test_plan_takes_filters_and_prints_json(invoke: Invoke) -> None:
     done = invoke("plan", "--gpu", "h200", "--where", "B>1", "--json")
     (plan,) = json.loads(done.output)
