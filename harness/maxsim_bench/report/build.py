@@ -6,6 +6,7 @@ Room: `report`. May import: record, declare.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
@@ -169,11 +170,12 @@ def _draw(out: Path, figures: Sequence[Figure], say: Callable[[str], None] | Non
     """Draw figures, many of them in several processes: a figure takes most of a second, half of it for its fonts."""
     workers = min(_MOST_WORKERS, os.cpu_count() or 1, len(figures) // _FIGURES_A_WORKER)
     told = (lambda name: None) if say is None else (lambda name: say(f"drew {out / name}.pdf"))
-    if workers < 2:
+    if workers < 2 or sys.platform != "linux":
         for figure in figures:
             told(_write_figure(out, figure))
         return len(figures)
-    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+    # forked: a spawned process runs the caller's main module again, which a notebook or a piped script does not have
+    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
         for name in pool.map(partial(_write_figure, out), figures, chunksize=2):
             told(name)
     return len(figures)

@@ -70,6 +70,12 @@ def test_a_baselines_speed_up_over_itself_is_the_line_at_one(made: Any, forward_
     assert "eager" not in set(data.loc[data["mark"] == "", "backend"])
 
 
+def test_a_baseline_alone_has_no_figure_of_speed_ups(made: Any) -> None:
+    names = set(found(made.results(made.sweep([made.cell(B=B) for B in (1, 10, 100)], ["eager"]))))
+    assert "forward/latency-over-B" in names
+    assert "forward/speedup-over-B" not in names
+
+
 def test_at_most_six_panels_and_the_caption_says_what_is_left_out(made: Any) -> None:
     rows = made.sweep(
         [made.cell("lengths", B=B, Lq=Lq, Ld=Ld) for B in (4, 8, 64) for Lq in (32, 64, 128) for Ld in (128, 256, 512)],

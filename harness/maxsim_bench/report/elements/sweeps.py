@@ -90,7 +90,9 @@ def sweep_figures(results: Results) -> Iterator[Figure]:
             part, panel, left_out = panels(shown, axis)
             for key, metric in names.METRICS.items():
                 if part[metric.column].notna().any():
-                    yield _figure(name, key, axis, part, panel, f"{chosen}.{left_out}")
+                    figure = _figure(name, key, axis, part, panel, f"{chosen}.{left_out}")
+                    if len(figure.data):  # a speed-up of the baseline over itself is no line
+                        yield figure
 
 
 def curves(shown: pd.DataFrame) -> list[str]:
