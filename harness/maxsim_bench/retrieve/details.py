@@ -22,6 +22,7 @@ from maxsim_bench.record.files import replace_file
 if TYPE_CHECKING:
     from maxsim_bench.retrieve.fidelity import Finding
 
+REFERENCE = "reference"  # what the others are compared with; also the name of a backend, whose difference is none
 MOVED = 100  # queries told for each backend; the number of all is in the row
 
 
@@ -51,8 +52,8 @@ def read_queries(path: Path) -> tuple[dict[str, float], dict[str, dict[str, floa
     """(query → reference nDCG@10, backend → query → difference), as `write` left them; no difference is 0."""
     with path.open(encoding="utf-8", newline="") as stream:
         lines = list(csv.DictReader(stream))
-    backends = [name for name in (lines[0] if lines else {}) if name not in ("query", "reference")]
-    reference = {line["query"]: float(line["reference"]) for line in lines}
+    backends = [name for name in (lines[0] if lines else {}) if name not in ("query", REFERENCE)]
+    reference = {line["query"]: float(line[REFERENCE]) for line in lines}
     return reference, {b: {line["query"]: float(line[b] or 0.0) for line in lines} for b in backends}
 
 
@@ -79,7 +80,7 @@ def _told(finding: Finding) -> dict[str, Any]:
 
 
 def _write_queries(path: Path, findings: Sequence[Finding]) -> None:
-    audits = {f.backend: f.audit for f in findings if f.audit is not None}
+    audits = {f.backend: f.audit for f in findings if f.audit is not None and f.backend != REFERENCE}
     if not audits:
         return
     known: dict[str, dict[str, float]] = read_queries(path)[1] if path.exists() else {}
@@ -88,7 +89,7 @@ def _write_queries(path: Path, findings: Sequence[Finding]) -> None:
         known[name] = {q: v["ndcg_at_10"] - reference[q] for q, v in made.evaluation.per_query.items()}
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["query", "reference", *known])
+    writer.writerow(["query", REFERENCE, *known])
     for query, value in reference.items():
         writer.writerow([query, value, *(known[b].get(query, 0.0) or "" for b in known)])
     replace_file(path, out.getvalue().encode())

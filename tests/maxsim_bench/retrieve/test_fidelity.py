@@ -199,6 +199,15 @@ def test_the_details_hold_the_manifest_and_every_query(words, store, fake) -> No
     assert set(differences["eager"].values()) == {0.0}
 
 
+def test_the_reference_as_a_backend_has_no_column_of_its_own_and_others_can_follow(words, store, fake) -> None:
+    run_fidelity(_tasks(words, "reference", "fused"), _settings(), store)
+    (task,) = _tasks(words, "eager")
+    run_fidelity([task], _settings(), store)
+    path = store.path.parent / "fidelity" / f"{details.stem(task.cell)}.csv"
+    assert path.read_text().splitlines()[0] == "query,reference,fused,eager"
+    assert set(details.read_queries(path)[1]) == {"fused", "eager"}
+
+
 def test_rankings_can_be_written_as_run_files(words, store, tmp_path: Path) -> None:
     run_fidelity(_tasks(words, "fused"), _settings(runs_dir=tmp_path / "runs"), store)
     runs = sorted((tmp_path / "runs").glob("*.run"))
