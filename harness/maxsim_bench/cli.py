@@ -91,17 +91,12 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
 @click.option("--force", is_flag=True, help="Measure rows again that are finished.")
 @click.option("--timeout", type=Finite(min=1), help="Seconds for one backend of one cell.")
 @click.option("--dry-run", is_flag=True, help="Say what would be measured, and measure nothing.")
-@click.option(
-    "--prebuild", type=click.IntRange(min=0), default=0, show_default=True, metavar="N",
-    help="Compile in N processes before measuring.",
-)  # fmt: skip
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/local]")
 @results_option
 @json_option
 def run(
-    force: bool, timeout: float | None, dry_run: bool, prebuild: int, into: Path | None, results: Path, as_json: bool,
-    **grid: Any,
-) -> None:  # fmt: skip
+    force: bool, timeout: float | None, dry_run: bool, into: Path | None, results: Path, as_json: bool, **grid: Any
+) -> None:
     """Measure what has no finished row yet.
 
     Cells are those for the device at hand. A sweep that was stopped or killed goes on where it was.
@@ -112,9 +107,7 @@ def run(
     """
     from maxsim_bench.sweeps import Request, sweep, sweep_lines
 
-    request = Request(
-        folder=into or results / "local", force=force, timeout_s=timeout, dry_run=dry_run, prebuild=prebuild, **grid
-    )
+    request = Request(folder=into or results / "local", force=force, timeout_s=timeout, dry_run=dry_run, **grid)
     done = sweep(request)
     if as_json:
         _print_json(done.model_dump(mode="json"))

@@ -17,13 +17,10 @@ from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.declare.experiment import DeclarationError, Experiment, ProfileName
 from maxsim_bench.declare.load import suggest
 from maxsim_bench.declare.select import parse_where
-from maxsim_bench.machine import Machine, this_machine
+from maxsim_bench.machine import this_machine
 from maxsim_bench.planning import Outline, describe, duration, outline, outline_lines
 from maxsim_bench.progress import SweepProgress, outcome
 from maxsim_bench.record.row import Row
-from maxsim_bench.run.prebuild import Built, prebuild
-
-_PREBUILD_SECONDS = 300.0  # longest for what only saves time
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,6 @@ class Request:
     force: bool = False
     timeout_s: float | None = None
     dry_run: bool = False
-    prebuild: int = 0  # processes that compile before anything is measured; 0 for none
 
 
 class Swept(BaseModel):
@@ -49,7 +45,6 @@ class Swept(BaseModel):
     folder: str
     plans: list[Outline]
     dry_run: bool = False
-    built: Built | None = None
     measured: Counter[str] = Counter()
     resumed: int = 0
     failed: list[Row] = []
@@ -108,8 +103,6 @@ def sweep(request: Request) -> Swept:
         raise DeclarationError([nothing(r.names, machine.key, r.profile, (*r.where, *r.backends))])
     done = Swept(folder=r.folder.as_posix(), plans=[plan for _, plan in chosen], dry_run=r.dry_run)
     options = SweepOptions(device=machine.device, force=r.force, timeout_s=r.timeout_s)
-    if r.prebuild and not r.dry_run:
-        done.built = _prebuilt(r, machine, [plan for _, plan in chosen])
     for experiment, plan in [] if r.dry_run else chosen:
         cells = [(p.cell, p.backends) for p in plan.planned]
         store = Store(r.folder / f"{experiment.name}.csv")
@@ -119,22 +112,6 @@ def sweep(request: Request) -> Swept:
         done.resumed += summary.resumed
         done.failed += summary.failed
     return done
-
-
-def _prebuilt(request: Request, machine: Machine, plans: list[Outline]) -> Built:
-    """Kernels of every cell that has no finished row yet, compiled."""
-    from maxsim_bench.record.store import Store
-    from maxsim_bench.run.protocol import WorkerSetup
-
-    cells = [(p.cell, p.backends) for plan in plans for p in plan.planned]
-    if not request.force:
-        stores = {name: Store(request.folder / f"{name}.csv") for name in {cell.experiment for cell, _ in cells}}
-        finished = {(row.cell.hash(), row.backend) for store in stores.values() for row in store.rows()}
-        cells = [(c, tuple(n for n in names if (c.hash(), n) not in finished)) for c, names in cells]
-        cells = [(cell, names) for cell, names in cells if names]
-    return prebuild(
-        cells, request.prebuild, device=machine.device, resolver=WorkerSetup.resolver, timeout_s=_PREBUILD_SECONDS
-    )
 
 
 def nothing(names: Iterable[str], gpu: str, profile: ProfileName, filters: Iterable[str]) -> str:
@@ -150,11 +127,6 @@ def sweep_lines(done: Swept) -> list[str]:
         return [line for plan in done.plans for line in outline_lines(plan)]
     counts = ", ".join(f"{count} {status}" for status, count in sorted(done.measured.items())) or "nothing new"
     lines = [f"measured: {counts}; finished before: {done.resumed}; rows in {done.folder}"]
-    if done.built is not None:
-        lines.append(
-            f"called once before, to compile: {done.built.calls}; left to the measurement: {len(done.built.left)}"
-        )
-        lines += [f"  {told}" for told in done.built.left]
     lines += [f"failed: {f.cell.experiment} {describe(f.cell)} {f.backend}: {outcome(f)}" for f in done.failed]
     return lines
 

@@ -163,9 +163,6 @@ def test_run_measures_resumes_and_forces(invoke: Invoke) -> None:
     ]
     again = invoke("run", "tiny")
     assert (again.exit_code, again.stdout) == (0, "measured: nothing new; finished before: 3; rows in results/local\n")
-    assert "called once before, to compile: 0" in invoke("run", "tiny", "--prebuild", "2").stdout
-    built = invoke("run", "tiny", "--prebuild", "2", "--force", "--where", "B=2")
-    assert "called once before, to compile: 1; left to the measurement: 0" in built.stdout
     forced = json.loads(invoke("run", "tiny", "--force", "--where", "B=2", "--json").stdout)
     assert (forced["measured"], forced["resumed"]) == ({"ok": 1}, 0)
     assert len(Store("results/local/tiny.csv").rows()) == 3

@@ -58,7 +58,6 @@ class Ddp:
     package: str | None = None  # of the peer that scores
     exact: bool = False
     install: str | None = None
-    tunes_to_disk: bool = True  # not compiled ahead: that would start ranks in every process that compiles
 
     def version(self) -> str:
         if self.package is not None:

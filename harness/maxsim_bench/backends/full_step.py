@@ -39,7 +39,6 @@ class FullStep:
     scorer: Literal["eager", "fused", "flash"]
     exact: bool = False
     install: str | None = "pip install 'maxsim-bench[offline]'"
-    tunes_to_disk: bool = True  # not compiled ahead: an encoder and its optimiser would be made in every process
 
     def version(self) -> str:
         if self.scorer == "flash":

@@ -36,11 +36,6 @@ class TorchBaseline:
     exact: bool = False
     install: str | None = None
 
-    @property
-    def tunes_to_disk(self) -> bool:
-        """Whether its first call times candidates and keeps the choice on the disk, so that it must be alone."""
-        return self.style.startswith("compiled")
-
     def version(self) -> str:
         return source_hash("reference.py", "baselines.py")
 
