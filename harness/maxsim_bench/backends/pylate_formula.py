@@ -35,9 +35,7 @@ class PyLateFormula:
         if cell.layout == "packed" or cell.pairing not in (None, "all"):
             return "scores every query with every padded document"
         if cell.layout == "masked" and axis_of(cell, VARIANT + "reference") != "unrounded":
-            return (
-                "takes a padded similarity for 0, which wins where all real ones are negative"
-            )
+            return "takes a padded similarity for 0, which wins where all real ones are negative"
         return None
 
     def tolerance(self, cell: Cell) -> float:

@@ -5,6 +5,7 @@ Room: `run`. May import: declare, record, measure, backends.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -42,10 +43,12 @@ class LocalExecutor:
     Attributes:
         setup: of every worker.
         startup_timeout_s: how long one may take to become ready.
+        waiting: told which step a worker is in while it takes long.
     """
 
     setup: WorkerSetup
     startup_timeout_s: float = 120.0
+    waiting: Callable[[str], None] = lambda _: None
     _worker: WorkerProcess | None = None
     _hello: Hello | None = None
 
@@ -115,7 +118,7 @@ class LocalExecutor:
         if new and self._worker is not None and self._worker.used:
             self._drop()
         if self._worker is None:
-            self._worker = WorkerProcess(self.setup, self.startup_timeout_s)
+            self._worker = WorkerProcess(self.setup, self.startup_timeout_s, self.waiting)
             self._hello = self._worker.hello
         return self._worker
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
+from collections.abc import Callable
 from multiprocessing import Pipe
 from typing import IO, Any, Literal
 
@@ -21,6 +22,7 @@ from maxsim_bench.run.worker import LOST_DEVICE
 
 _OUTPUT_BYTES = 4096  # of a worker's output, kept for the row of a failure
 _CHUNK = 1024
+_TELL_EVERY_S = 20.0  # of an answer that lets itself be waited for, which step it is in
 
 
 class WorkerDiedError(RuntimeError):
@@ -44,8 +46,18 @@ class WorkerStartError(RuntimeError):
 class WorkerProcess:
     """One worker. Not to be shared between threads; `close` ends it in any state."""
 
-    def __init__(self, setup: WorkerSetup, startup_timeout_s: float) -> None:
+    def __init__(
+        self,
+        setup: WorkerSetup,
+        startup_timeout_s: float,
+        waiting: Callable[[str], None] = lambda _: None,
+        tell_every_s: float = _TELL_EVERY_S,
+    ) -> None:
         """Start a worker and wait until it is ready.
+
+        Args:
+            setup, startup_timeout_s: of the worker.
+            waiting: told after every `tell_every_s` of an answer not given yet, in a sentence that names the step.
 
         Raises:
             WorkerStartError: with what it printed, if it dies, fails, or is not ready in time.
@@ -63,6 +75,7 @@ class WorkerProcess:
         theirs.close()
         assert self._process.stdout is not None
         self._output = _Tail(self._process.stdout)
+        self._waiting, self._tell_every_s = waiting, tell_every_s
         self.used = False
         self.last_step = "start-up"
         try:
@@ -79,6 +92,7 @@ class WorkerProcess:
 
     def ceilings(self, timeout_s: float) -> dict[str, Any]:
         """Ceilings of the device; raises `WorkerDiedError`."""
+        self.last_step = "measuring the device's ceilings"
         found: dict[str, Any] = self._ask(("ceilings",), timeout_s)
         return found
 
@@ -99,9 +113,15 @@ class WorkerProcess:
             self._channel.send(message)
         except OSError:
             raise self._dead() from None
-        deadline = clock.seconds() + timeout_s
+        asked = clock.seconds()
+        deadline, tell = asked + timeout_s, asked + self._tell_every_s
         while True:
-            if not self._channel.poll(max(0.0, deadline - clock.seconds())):
+            if not self._channel.poll(max(0.0, min(deadline, tell) - clock.seconds())):
+                now = clock.seconds()
+                if now < deadline:
+                    self._waiting(f"waiting for {now - asked:.0f} s: {self.last_step}")
+                    tell = now + self._tell_every_s
+                    continue
                 step = self.last_step
                 self.close()
                 raise WorkerDiedError("timeout", f"nothing for {timeout_s:g} s during {step}", self._output.text())
