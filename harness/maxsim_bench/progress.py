@@ -32,7 +32,7 @@ class _Left(ProgressColumn):
 
 
 class SweepProgress:
-    """Context manager; give `cell` to a sweep as its `progress`.
+    """Context manager; give `cell` to a sweep as its `progress`, `waiting` as its `waiting`.
 
     On a terminal only failed rows stay as lines, above the bar; elsewhere every cell is a line, for the log.
     """
@@ -63,6 +63,10 @@ class SweepProgress:
         for row in progress.rows:
             if row.status not in _QUIET:
                 self._line(f"{head} {row.backend}: {outcome(row)}")
+
+    def waiting(self, text: str) -> None:
+        """A line for a cell that takes long, so that a stall names its cause."""
+        self._line(f"{self._name}, {text}")
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

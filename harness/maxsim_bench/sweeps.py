@@ -107,7 +107,9 @@ def sweep(request: Request) -> Swept:
         cells = [(p.cell, p.backends) for p in plan.planned]
         store = Store(r.folder / f"{experiment.name}.csv")
         with SweepProgress(experiment.name, [cell for cell, _ in cells]) as progress:
-            summary = run_sweep(experiment.under(r.profile), cells, store, options, progress.cell)
+            summary = run_sweep(
+                experiment.under(r.profile), cells, store, options, progress.cell, waiting=progress.waiting
+            )
         done.measured.update(summary.measured)
         done.resumed += summary.resumed
         done.failed += summary.failed

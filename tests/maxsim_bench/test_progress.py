@@ -46,6 +46,14 @@ def test_a_terminal_has_a_bar_with_the_time_left_and_a_line_a_failure() -> None:
     assert "2/2" in text
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_cell_that_takes_long_is_a_line_with_its_step(terminal: bool) -> None:
+    out = io.StringIO()
+    with SweepProgress("tiny", CELLS, Console(file=out, force_terminal=terminal, width=90)) as progress:
+        progress.waiting("waiting for 20 s: fused alone [1]")
+    assert "tiny, waiting for 20 s: fused alone [1]\n" in out.getvalue().replace("\r", "")
+
+
 @pytest.mark.parametrize(("index", "told"), [(0, "1.235 ms"), (1, "unsupported: needs a GPU")])
 def test_an_outcome_is_the_time_or_the_reason(index: int, told: str) -> None:
     assert outcome(rows(CELLS[0])[index]) == told

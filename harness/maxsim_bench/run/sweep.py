@@ -95,6 +95,7 @@ def run_sweep(
     options: SweepOptions = SweepOptions(),
     progress: Callable[[Progress], None] = lambda _: None,
     executor: Executor | None = None,
+    waiting: Callable[[str], None] = lambda _: None,
 ) -> SweepSummary:
     """Measure every cell with each of its backends, but what the store has already.
 
@@ -104,6 +105,7 @@ def run_sweep(
         store: the rows go there. It is held for the whole sweep.
         options, progress: as named.
         executor: where cells run; worker processes of this machine by default.
+        waiting: told what such a worker is doing, time and again while a cell takes long.
 
     Raises:
         StoreError: the store cannot be written (a full disk) or is held by another run. Finished rows are safe.
@@ -111,7 +113,8 @@ def run_sweep(
         WorkerStartError: no worker process starts.
     """
     setup = WorkerSetup(options.session, options.resolver, options.device)
-    sweep = _Sweep(experiment, store, options, executor or LocalExecutor(setup, options.startup_timeout_s))
+    local = LocalExecutor(setup, options.startup_timeout_s, waiting)
+    sweep = _Sweep(experiment, store, options, executor or local)
     return sweep.run(cells, progress)
 
 

@@ -12,7 +12,7 @@ import pytest
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.row import Row
 from maxsim_bench.run.executor import LocalExecutor
-from maxsim_bench.run.process import WorkerStartError
+from maxsim_bench.run.process import WorkerDiedError, WorkerProcess, WorkerStartError
 from maxsim_bench.run.protocol import CellRequest, WorkerSetup
 
 SETUP = WorkerSetup(session="fake_session:FakeSession", resolver="fake_session:get")
@@ -70,6 +70,26 @@ def test_a_worker_that_dies_is_a_crash_that_says_how(
     assert row.error is not None
     assert words in row.error
     assert row.latency_ms is None
+
+
+def test_a_cell_that_takes_long_says_again_and_again_which_step_it_is_in(make_cell: Callable[..., Cell]) -> None:
+    told: list[str] = []
+    worker = WorkerProcess(SETUP, 30, told.append, tell_every_s=0.2)
+    told.clear()  # a slow start may have said something as well
+    with pytest.raises(WorkerDiedError, match=r"nothing for 1 s during hang"):
+        worker.measure(CellRequest(make_cell(), ("fast", "hang"), {"fast": "1", "hang": "1"}, timeout_s=1.0))
+    assert 2 <= len(told) <= 5
+    assert all(line.startswith("waiting for ") and line.endswith(" s: hang") for line in told)
+
+
+def test_a_quick_cell_says_nothing(make_cell: Callable[..., Cell]) -> None:
+    told: list[str] = []
+    worker = WorkerProcess(SETUP, 30, told.append)
+    try:
+        worker.measure(CellRequest(make_cell(), ("fast",), {"fast": "1"}))
+    finally:
+        worker.close()
+    assert not told
 
 
 def test_a_worker_that_hangs_is_ended_in_time_and_gone(
