@@ -13,7 +13,7 @@ import pandas as pd
 
 from maxsim_bench.report import names, style
 from maxsim_bench.report.elements import element
-from maxsim_bench.report.figures import Figure, in_order
+from maxsim_bench.report.figures import Figure
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import Column, Table
 
@@ -87,42 +87,55 @@ def fidelity_difference(results: Results) -> Iterator[Figure]:
         "fidelity/difference", "Difference of nDCG@10 from the FP32 reference", data, draw_difference,
         tuple(sorted(set(frame["source"]))),
         f"Paired bootstrap intervals over queries; shaded: within ±{LIMIT:g}, the claimed limit. The axis is linear up "
-        "to the limit and logarithmic beyond.",
+        "to the limit and logarithmic beyond. Scorers that move no query are counted at 0.",
     )  # fmt: skip
 
 
 def draw_difference(data: pd.DataFrame) -> Drawing:
-    """One row a data set, backends beside each other within it."""
-    sets = list(dict.fromkeys(zip(data["collection"], data["encoder"], strict=True)))
-    series = list(dict.fromkeys(zip(data["backend"], data["device"], strict=True)))
-    series.sort(key=lambda s: in_order(data["backend"], list(style.LOOKS)).index(s[0]))
-    drawing, (ax,) = style.grid(1, height=0.9 + 0.16 * len(sets) * max(len(series), 2))
+    """A band a data set: one line for all scorers that move nothing, one for each of the others."""
+    bands = list(dict.fromkeys(zip(data["collection"], data["encoder"], strict=True)))
+    still = (data[["delta", "delta_low", "delta_high"]].fillna(0.0) == 0.0).all(axis=1)
+    shown: list[tuple[float, pd.Series]] = []
+    ticks: list[float] = []
+    quiet: list[tuple[float, int]] = []
+    top = 0.0
+    for band in bands:
+        here = data[(data["collection"] == band[0]) & (data["encoder"] == band[1])]
+        moved = here[~still[here.index]]
+        count = len(here) - len(moved)
+        if count:
+            quiet.append((top, count))
+        shown += [(top + bool(count) + i, row) for i, (_, row) in enumerate(moved.iterrows())]
+        lines = len(moved) + bool(count)
+        ticks.append(top + (lines - 1) / 2)
+        top += lines + 0.8
+    drawing, (ax,) = style.grid(1, height=0.9 + 0.13 * top)
     several = len(set(data["device"])) > 1
     with style.rc():
         ax.axvspan(-LIMIT, LIMIT, color="#E8F0F8", zorder=0)
         ax.axvline(0, color="black", linewidth=0.6)
-        for i, (backend, device) in enumerate(series):
-            points = data[(data["backend"] == backend) & (data["device"] == device)]
-            places = [sets.index(key) for key in zip(points["collection"], points["encoder"], strict=True)]
-            y = np.array(places) + (i - (len(series) - 1) / 2) * 0.8 / len(series)
-            x = points["delta"].to_numpy()
-            error = np.vstack(
-                [x - points["delta_low"].fillna(points["delta"]), points["delta_high"].fillna(points["delta"]) - x]
-            )
-            colour, marker = style.look(str(backend))
-            label = names.backend(str(backend)) + (f", {names.card(str(device))}" if several else "")
+        for y, count in quiet:
+            ax.plot(0, y, marker="|", color="black", markersize=6)
+            ax.annotate(f"{count} at 0", (0, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=6)
+        for y, row in shown:
+            colour, marker = style.look(str(row["backend"]))
+            device = f", {names.card(str(row['device']))}" if several else ""
+            low, high = (row["delta"] if pd.isna(row[k]) else row[k] for k in ("delta_low", "delta_high"))
             ax.errorbar(
-                x, y, xerr=error.clip(min=0), color=colour, marker=marker, linestyle="none", capsize=1.5, label=label,
-                elinewidth=0.8,
+                row["delta"], y, xerr=[[max(row["delta"] - low, 0.0)], [max(high - row["delta"], 0.0)]], color=colour,
+                marker=marker, linestyle="none", capsize=1.5, elinewidth=0.8,
+                label=names.backend(str(row["backend"])) + device,
             )  # fmt: skip
         ax.set_xscale("symlog", linthresh=LIMIT)
         reach = max(2 * LIMIT, float(np.nanmax(np.abs(data[["delta", "delta_low", "delta_high"]].to_numpy()))) * 1.3)
         ax.set_xlim(-reach, reach)
         ax.set_xticks([-LIMIT, 0, LIMIT], [f"−{LIMIT:g}", "0", f"{LIMIT:g}"])
-        ax.set_yticks(range(len(sets)), [f"{c}\n{e}" if len({s[1] for s in sets}) > 1 else str(c) for c, e in sets])
-        ax.set_ylim(len(sets) - 0.5, -0.5)
+        ax.set_yticks(ticks, [f"{c} ({e})" if len({b[1] for b in bands}) > 1 else str(c) for c, e in bands])
+        ax.set_ylim(top - 0.3, -0.8)
         ax.set_xlabel("ΔnDCG@10")
-        style.legend(drawing, *ax.get_legend_handles_labels())
+        handles = dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
+        if handles:
+            style.legend(drawing, list(handles.values()), list(handles))
     return drawing
 
 
