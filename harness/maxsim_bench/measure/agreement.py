@@ -5,7 +5,10 @@ Room: `measure`. Imports nothing else of ours.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
+
+from maxsim_bench.measure.errors import dot, norm_of_difference
 
 if TYPE_CHECKING:
     import torch
@@ -66,9 +69,8 @@ def gradients(got: list[torch.Tensor], want: list[torch.Tensor]) -> dict[str, fl
     """
     found: dict[str, float] = {}
     for side, g, w in zip("qd", got, want, strict=True):
-        a, b = g.flatten().double(), w.flatten().double()
-        size = float(b.norm())
-        if size and float(a.norm()):
-            found[f"cosine_grad_{side}"] = float(a @ b) / size / float(a.norm())
-            found[f"rel_err_grad_{side}"] = float((a - b).norm()) / size
+        size, mine = math.sqrt(dot(w, w)), math.sqrt(dot(g, g))
+        if size and mine:
+            found[f"cosine_grad_{side}"] = dot(g, w) / size / mine
+            found[f"rel_err_grad_{side}"] = norm_of_difference(g, w) / size
     return found

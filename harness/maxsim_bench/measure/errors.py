@@ -6,6 +6,7 @@ Room: `measure`. Imports nothing else of ours.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 # Scores smaller than this part of the largest one count as if they were that large in a relative error: a score that
 # happens to cancel to nearly 0 has no correct digits in any order of summation.
 RELATIVE_FLOOR = 0.1
+
+_PIECE = 1 << 20  # elements compared at a time: 8 MiB in float64
 
 
 @dataclass(frozen=True)
@@ -49,13 +52,33 @@ def compare(got: torch.Tensor, want: torch.Tensor) -> Errors:
         raise ValueError(f"result has shape {list(got.shape)}, the reference has {list(want.shape)}")
     if want.numel() == 0:
         return Errors(0.0, 0.0, 0.0)
-    a, b = got.detach().to(want.device, torch.float64), want.detach().to(torch.float64)
-    difference = distances(a, b)
-    finite = b[b.isfinite()].abs()
-    scale = float(finite.max()) if finite.numel() else 0.0
-    floor = b.abs().nan_to_num(nan=0.0, posinf=0.0).clamp_min(RELATIVE_FLOOR * scale)
-    relative = torch.where(difference == 0, 0.0, difference / floor)
-    return Errors(float(difference.max()), float(difference.mean()), float(relative.max()))
+    scale = max(float(b.abs().nan_to_num(nan=0.0, posinf=0.0).max()) for (b,) in pieces(want))
+    max_abs = total = max_rel = 0.0
+    for a, b in pieces(got.to(want.device), want):
+        difference = distances(a, b)
+        floor = b.abs().nan_to_num(nan=0.0, posinf=0.0).clamp_min(RELATIVE_FLOOR * scale)
+        relative = torch.where(difference == 0, 0.0, difference / floor)
+        max_abs, max_rel = max(max_abs, float(difference.max())), max(max_rel, float(relative.max()))
+        total += float(difference.sum())
+    return Errors(max_abs, total / want.numel(), max_rel)
+
+
+def pieces(*tensors: torch.Tensor) -> Iterator[list[torch.Tensor]]:
+    """The same `_PIECE` elements of each tensor at a time, flat and in float64, so that gradients as large as the
+    inputs are compared without room for eight times their size."""
+    flat = [tensor.detach().reshape(-1) for tensor in tensors]
+    for start in range(0, flat[0].numel(), _PIECE):
+        yield [tensor[start : start + _PIECE].double() for tensor in flat]
+
+
+def dot(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Inner product of two tensors of equal shapes, flattened, in float64."""
+    return math.fsum(float(x @ y) for x, y in pieces(a, b))
+
+
+def norm_of_difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Euclidean norm of a - b, flattened, in float64."""
+    return math.sqrt(math.fsum(float((x - y).square().sum()) for x, y in pieces(a, b)))
 
 
 def distances(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -287,6 +287,7 @@ class _Session:
             output = call()
             self.meter.synchronize()
             self.inspect(name, index, output)
+            del output  # the next call is not to need room for two results
 
 
 def _times(samples: Sequence[clock.Sample]) -> list[float]:

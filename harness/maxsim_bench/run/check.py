@@ -6,13 +6,15 @@ Room: `run`. May import: declare, record, measure, backends.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.measure.errors import Errors
+from maxsim_bench.measure.failures import describe, kind_of
 
 if TYPE_CHECKING:
     import torch
@@ -89,14 +91,17 @@ def select(cell: Cell, inputs: Inputs, sample: list[int]) -> Inputs:
     return replace(inputs, D=inputs.D.index_select(axis, index), d_lengths=d_lengths)
 
 
-_SUMMED_BYTES = 1 << 30
-_SUMMED_ROWS = 1 << 19  # 128 dimensions of these, widened to int64, are half a GiB
+_SUMMED_BYTES = 1 << 30  # of a tensor in host memory; of a larger one every so many rows
+# Of any one temporary: up to this size torch's allocator asks the driver for 2 MiB at a time, above it for 20 MiB,
+# which a process that holds a cell's inputs under a memory cap may not have.
+_PIECE_BYTES = 1 << 20
 
 
 def checksum(inputs: Inputs) -> list[tuple[int, int]]:
     """A number pair for each input tensor that changes when it is written to: sums of its bits, plain and by row.
 
     The second sum weighs each row with its position, so that exchanged rows show as well. Overflow wraps and is fine.
+    Takes four temporaries of `_PIECE_BYTES` at most, whatever the size of the (contiguous) tensors.
     """
     return [_bits(tensor) for tensor in inputs.tensors()]
 
@@ -104,21 +109,64 @@ def checksum(inputs: Inputs) -> list[tuple[int, int]]:
 def _bits(tensor: torch.Tensor) -> tuple[int, int]:
     import torch
 
-    width = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
-    if tensor.device.type == "cpu" and tensor.nbytes > _SUMMED_BYTES and tensor.dim() > 1:
-        tensor = tensor[:: -(-tensor.nbytes // _SUMMED_BYTES)]  # of a corpus in host memory every so many rows
-    flat = tensor.contiguous().view(width).flatten(end_dim=-2) if tensor.dim() > 1 else tensor.view(width)[:, None]
-    # in blocks: a sum into int64 widens its operand first, four times the size of an fp16 corpus
-    rows = torch.cat([block.sum(dim=-1, dtype=torch.int64) for block in flat.split(_SUMMED_ROWS)])
-    weights = torch.arange(1, rows.numel() + 1, device=rows.device)
-    return int(rows.sum()), int((rows * weights).sum())
+    rows, sums = _words(tensor), torch.zeros(2, dtype=torch.int64, device=tensor.device)
+    if tensor.device.type == "cpu" and tensor.nbytes > _SUMMED_BYTES:
+        rows = rows[:: -(-tensor.nbytes // _SUMMED_BYTES)]
+    widened = 1 if rows.dtype == torch.int64 else max(1, rows.shape[1])  # narrower words are widened before their sum
+    step = max(1, _PIECE_BYTES // (8 * widened))
+    for start in range(0, rows.shape[0], step):
+        piece = rows[start : start + step].sum(dim=-1, dtype=torch.int64)
+        sums[0] += piece.sum()
+        sums[1] += piece.mul_(torch.arange(start + 1, start + 1 + len(piece), device=piece.device)).sum()
+    plain, weighted = sums.tolist()
+    return plain, weighted
 
 
-def poison_free_memory(like: list[torch.Tensor]) -> None:
-    """Fill memory of the size of expected results with NaN and free it, so that an allocator hands out NaN next."""
+def _words(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor's bits as integers [rows, words of a row]: of 64 bits where they divide a row, else as wide as its own.
+
+    Sums of 64-bit words need no wider copy of them.
+    """
     import torch
 
-    blocks = [torch.full_like(t, float("nan"), dtype=torch.float32) for t in like for _ in range(2)]
+    own = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    rows = tensor.contiguous().flatten(end_dim=-2) if tensor.dim() > 1 else tensor[:, None]
+    whole = rows.shape[1] * rows.element_size() % 8 == 0 and rows.storage_offset() * rows.element_size() % 8 == 0
+    return rows.view(torch.int64 if whole else own)
+
+
+DO_NOT_FIT = "the inputs and the reference's results do not fit: "
+
+
+class NoRoomError(MemoryError):
+    """What the harness itself needs beside a cell's inputs does not fit: the backend is not to blame."""
+
+
+@contextmanager
+def beside_inputs() -> Iterator[None]:
+    """Around work of the harness in the middle of a backend's: running out of memory in it is a `NoRoomError`."""
+    try:
+        yield
+    except Exception as error:
+        if kind_of(error) != "oom" or isinstance(error, NoRoomError):
+            raise
+        raise NoRoomError(DO_NOT_FIT + describe(error)) from None
+
+
+def poison_free_memory(like: list[torch.Tensor], room: int) -> None:
+    """Fill memory of the size of expected results with NaN and free it, so that an allocator hands out NaN next.
+
+    Args:
+        like: tensors of the size of results; two of each are filled, as fp32.
+        room: bytes that may be taken at once; results that do not fit into what is left of it are passed over.
+    """
+    import torch
+
+    blocks = []
+    for tensor in (*like, *like):
+        if 4 * tensor.numel() <= room:
+            blocks.append(torch.full_like(tensor, float("nan"), dtype=torch.float32))
+            room -= blocks[-1].nbytes
     del blocks
 
 
@@ -136,13 +184,16 @@ def judge_as_returned(truth: Truth, output: object, tolerance: float) -> Verdict
 
     One that becomes right by waiting was made on a stream that the current one does not wait for.
     """
-    verdict = truth.judge(output, tolerance)
+    with beside_inputs():
+        verdict = truth.judge(output, tolerance)
     if verdict.wrong is None or results(output)[0].device.type != "cuda":
         return verdict
     import torch
 
     torch.cuda.synchronize()
-    if truth.judge(output, tolerance).wrong is None:
+    with beside_inputs():
+        again = truth.judge(output, tolerance)
+    if again.wrong is None:
         told = (
             "not synchronised: its result is right only after waiting for the whole device; it works on another stream"
         )
@@ -150,12 +201,11 @@ def judge_as_returned(truth: Truth, output: object, tolerance: float) -> Verdict
     return verdict
 
 
-def stale(call: Callable[[], object], first: object, truth: Truth, tolerance: float) -> str | None:
-    """Whether a second call computes anew: its predecessor's result is poisoned, then it must be right again.
+def stale(call: Callable[[], object], truth: Truth, tolerance: float) -> str | None:
+    """Whether a call whose last result was poisoned (`poison_outputs`) and let go of computes anew: it must be right.
 
     None if so, else what is wrong.
     """
-    poison_outputs(first)
     verdict = judge_as_returned(truth, call(), tolerance)
     if verdict.wrong is None or "another stream" in verdict.wrong:
         return verdict.wrong

@@ -5,11 +5,13 @@ Room: `run`. May import: declare, record, measure, backends.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from maxsim_bench.run.process import WorkerDiedError, WorkerProcess
+from maxsim_bench.record.row import Row, Status
+from maxsim_bench.run.process import HarnessError, WorkerDiedError, WorkerProcess
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, WorkerSetup
 from maxsim_bench.run.rows import failed_row
 
@@ -62,6 +64,9 @@ class LocalExecutor:
     def run(self, request: CellRequest) -> CellResult:
         """Measure a cell; if its worker dies, again with one process a backend, so that the guilty one gets the row.
 
+        An exception of the harness itself is an `error` row for each backend it left without one, its traceback is a
+        warning, and the next cell has a new worker.
+
         Raises:
             WorkerStartError: if no worker can be started, for then no cell can be measured.
         """
@@ -73,6 +78,8 @@ class LocalExecutor:
             self._drop()
             if len(request.backends) == 1:
                 return self._guilty(request, died)
+        except HarnessError as mistake:
+            return self._mistaken(request, mistake)
         return self._isolate(request)
 
     def close(self) -> None:
@@ -91,6 +98,8 @@ class LocalExecutor:
         except WorkerDiedError as died:
             self._drop()
             return self._guilty(alone, died)
+        except HarnessError as mistake:
+            return self._mistaken(alone, mistake)
 
     def _isolate(self, request: CellRequest) -> CellResult:
         """One process a backend; then the survivors together once more, for their paired times."""
@@ -101,17 +110,30 @@ class LocalExecutor:
                 together = self._attempt(replace(request, backends=good))
             except WorkerDiedError:
                 self._drop()  # together they still do not live: the rows measured alone stand, without speed-ups
+            except HarnessError as mistake:
+                self._warn(mistake)  # and so they do here
+                self._drop()
             else:
                 bad = [result for name, result in alone.items() if name not in good]
                 return _joined([together, *bad])
         return _joined(list(alone.values()))
 
     def _guilty(self, request: CellRequest, died: WorkerDiedError) -> CellResult:
-        assert self._hello is not None, "a worker that died in a cell had started"
         (name,) = request.backends
-        error = died.row_error()
-        row = failed_row(request, name, self._hello.device_name, self._hello.environment_id, died.kind, error)
-        return CellResult([row])
+        return CellResult([self._failed(request, name, died.kind, died.row_error())])
+
+    def _mistaken(self, request: CellRequest, mistake: HarnessError) -> CellResult:
+        self._warn(mistake)
+        self._drop()
+        return CellResult([self._failed(request, name, "error", mistake.row_error()) for name in request.backends])
+
+    def _warn(self, mistake: HarnessError) -> None:
+        """The whole traceback where a person sees it; a row holds its last line."""
+        warnings.warn(str(mistake), stacklevel=2)
+
+    def _failed(self, request: CellRequest, name: str, status: Status, error: str) -> Row:
+        assert self._hello is not None, "a worker that failed in a cell had started"
+        return failed_row(request, name, self._hello.device_name, self._hello.environment_id, status, error)
 
     def _ready(self, new: bool = False) -> WorkerProcess:
         """A worker; starting one probes the device, so a device that died in a crash ends the sweep with a message."""

@@ -6,7 +6,7 @@ Room: `run`. May import: declare, record, measure, backends.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from maxsim_bench.backends.base import Backend, Inputs
@@ -19,7 +19,18 @@ from maxsim_bench.measure.graphs import CaptureError
 from maxsim_bench.measure.nvml import Conditions, Sampler
 from maxsim_bench.measure.timer import Call, Timing, TimingFailure, time_callables
 from maxsim_bench.run.cell_inputs import draw_inputs, resident_bytes
-from maxsim_bench.run.check import ResultError, Truth, checksum, judge_as_returned, poison_free_memory, stale
+from maxsim_bench.run.check import (
+    DO_NOT_FIT,
+    NoRoomError,
+    ResultError,
+    Truth,
+    beside_inputs,
+    checksum,
+    judge_as_returned,
+    poison_free_memory,
+    poison_outputs,
+    stale,
+)
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
 from maxsim_bench.run.rows import Frame, Outcome, build_row, sample_record
 from maxsim_bench.run.studies import studied
@@ -52,7 +63,10 @@ class CellMeasurement:
     def run(self) -> CellResult:
         """Measure, and give everything back to the allocator."""
         with memory.cap(self.cell.memory_cap, self.device):
-            self._measure()
+            try:
+                self._measure()
+            except Exception as error:
+                self._no_room(error, self._ok())
         memory.forget_compiled()
         memory.settle(self.device)
         frame = Frame(self.request, self.hello, self.work, self.input_bytes, self.sets, self.conditions)
@@ -69,7 +83,7 @@ class CellMeasurement:
             self.device,
         )
         if reason is not None:
-            self._fail_all("error", f"nothing to compare with: the reference {reason}")
+            self._fail(self.backends, f"nothing to compare with: the reference {reason}")
             return
         try:
             inputs = draw_inputs(self.cell, self.device, 0)
@@ -80,19 +94,29 @@ class CellMeasurement:
             self.work = {name: work_served(self.cell, b, lengths) for name, b in self.backends.items()}
             truth = truth_of(self.cell, inputs, self.reference)
         except Exception as error:
-            kind = self._kind(error)
-            told = "the inputs and the reference's results do not fit: " if kind == "oom" else "making the inputs: "
-            self._fail_all(kind, told + describe(error))
+            if self._kind(error) == "oom":
+                raise
+            self._fail(self.backends, f"making the inputs: {describe(error)}")
             return
         for name in self.backends:
             self.step(f"{name} alone")
-            inputs = self._alone(name, inputs, truth)
+            if not self._alone(name, inputs, truth):
+                del inputs  # before they are made again: there may not be room for both
+                inputs = draw_inputs(self.cell, self.device, 0)
         del truth
         self._time(inputs)
 
-    def _fail_all(self, status: str, error: str) -> None:
-        for outcome in self.outcomes.values():
-            outcome.fail("oom" if status == "oom" else "error", error)
+    def _fail(self, names: Iterable[str], error: str) -> None:
+        for name in names:
+            self.outcomes[name].fail("error", error)
+
+    def _no_room(self, error: Exception, names: Iterable[str]) -> None:
+        """Rows for the harness's own work running out of memory; any other exception of it is raised again."""
+        if self._kind(error) != "oom":
+            raise error
+        told = str(error) if isinstance(error, NoRoomError) else DO_NOT_FIT + describe(error)
+        for name in names:
+            self.outcomes[name].fail("oom", told)
 
     def _kind(self, error: Exception) -> str:
         """ "oom" or "error"; a lost device ends the worker instead."""
@@ -103,8 +127,16 @@ class CellMeasurement:
 
     # Alone: correctness and memory.
 
-    def _alone(self, name: str, inputs: Inputs, truth: Truth) -> Inputs:
-        """Check one backend with nothing of another alive; the inputs, made again if it wrote to them."""
+    def _alone(self, name: str, inputs: Inputs, truth: Truth) -> bool:
+        """Check one backend with nothing of another alive; whether the inputs are known to be what they were."""
+        try:
+            return self._alone_with_room(name, inputs, truth)
+        except Exception as error:
+            self._no_room(error, [name])
+            return False
+
+    def _alone_with_room(self, name: str, inputs: Inputs, truth: Truth) -> bool:
+        """`_alone`; raises what the harness's own work beside the inputs raises."""
         outcome = self.outcomes[name]
         baseline = memory.settle(self.device)
         bits = checksum(inputs)
@@ -112,15 +144,17 @@ class CellMeasurement:
             self._check_alone(name, inputs, truth, baseline)
         except ResultError as error:
             outcome.fail("incorrect", str(error))
+        except NoRoomError as error:
+            self._no_room(error, [name])
         except Exception as error:
             outcome.fail("oom" if self._kind(error) == "oom" else "error", describe(error))
         lost = memory.leak(baseline, self.device)
         if lost is not None and outcome.status == "ok":
             outcome.fail("error", lost)
         if checksum(inputs) == bits:
-            return inputs
+            return True
         outcome.fail("incorrect", "overwrites its inputs: they are not the same after its calls")
-        return draw_inputs(self.cell, self.device, 0)
+        return False
 
     def _check_alone(self, name: str, inputs: Inputs, truth: Truth, baseline: int | None) -> None:
         backend, outcome = self.backends[name], self.outcomes[name]
@@ -130,18 +164,22 @@ class CellMeasurement:
         if prepared is not None and baseline is not None:
             outcome.prepare_bytes = max(prepared - baseline, 0)
         outcome.kernel_config = self._kernel_config(backend, inputs)
-        poison_free_memory(truth.like)
+        with beside_inputs():
+            room = memory.available_bytes(self.device, self.cell.memory_cap)
+            poison_free_memory(truth.like, int(_MEMORY_SHARE * room))
         tolerance = backend.tolerance(self.cell)
         output = call()
         verdict = judge_as_returned(truth, output, tolerance)
         outcome.errors = verdict.errors
         if verdict.wrong is None:
-            outcome.figures |= truth.agreement(output)
-        wrong = verdict.wrong or stale(call, output, truth, tolerance)
+            with beside_inputs():
+                outcome.figures |= truth.agreement(output)
+            poison_outputs(output)
+        del output  # the next call is not to need room for two results
+        wrong = verdict.wrong or stale(call, truth, tolerance)
         if wrong is not None:
             outcome.fail("incorrect", wrong)
             return
-        del output
         outcome.memory = memory.measure_peak(call, self.device, pools)
         outcome.figures |= studied(self.cell, backend, call, self.device)
 
@@ -163,8 +201,9 @@ class CellMeasurement:
         try:
             sets = [self._fresh(used), *(draw_inputs(self.cell, self.device, i + 2) for i in range(self.sets - 1))]
         except Exception as error:
-            for name in self._ok():
-                self.outcomes[name].fail("oom" if self._kind(error) == "oom" else "error", describe(error))
+            if self._kind(error) == "oom":
+                raise
+            self._fail(self._ok(), describe(error))
             return
         del used
         for group in self._groups():
@@ -220,6 +259,18 @@ class CellMeasurement:
 
     def _time_group(self, group: list[str], sets: list[Inputs]) -> None:
         """Time backends against each other, then check what came out; one that runs out of memory is tried alone."""
+        try:
+            self._time_together(group, sets)
+        except Exception as error:  # whatever this group's times are, what came out is not known to be right
+            self._no_room(error, [name for name in self._ok() if name in group and self._of_group(name, group)])
+
+    def _of_group(self, name: str, group: list[str]) -> bool:
+        """Whether a backend's times, if it has any, are those of this group: the baseline keeps its first group's."""
+        outcome = self.outcomes[name]
+        return outcome.timing is None or outcome.interleaved_with == tuple(group)
+
+    def _time_together(self, group: list[str], sets: list[Inputs]) -> None:
+        """`_time_group`; raises what the harness's own work beside the inputs raises."""
         bits = [checksum(inputs) for inputs in sets]
         truths = [truth_of(self.cell, inputs, self.reference) for inputs in sets]
         calls: dict[str, list[Call]] = {}
@@ -272,7 +323,8 @@ class CellMeasurement:
         elif self._kind(error) == "oom" and len(group) > 1:
             crowded.append(name)
         elif outcome.timing is None:
-            outcome.fail("oom" if self._kind(error) == "oom" else "error", f"while timed: {describe(error)}")
+            told = str(error) if isinstance(error, NoRoomError) else describe(error)
+            outcome.fail("oom" if self._kind(error) == "oom" else "error", f"while timed: {told}")
 
     def _time_apart(self, group: list[str], sets: list[Inputs]) -> None:
         """Somebody wrote to the inputs that all shared: nobody's times count, each is timed again by itself."""
@@ -287,7 +339,8 @@ class CellMeasurement:
 
     def _judge(self, name: str, output: object, truth: Truth) -> None:
         """A result of a timed callable against the reference; raises ResultError if it is wrong."""
-        verdict = truth.judge(output, self.backends[name].tolerance(self.cell))
+        with beside_inputs():
+            verdict = truth.judge(output, self.backends[name].tolerance(self.cell))
         outcome = self.outcomes[name]
         if outcome.errors is not None:
             outcome.errors = _worse(outcome.errors, verdict.errors)

@@ -43,6 +43,22 @@ class WorkerStartError(RuntimeError):
     """A worker did not get as far as its first cell; every further one would fail alike."""
 
 
+HARNESS_FAILED = "the harness failed"  # so begins the error of a row that says nothing about its backend
+
+
+class HarnessError(RuntimeError):
+    """An exception of the harness itself in a worker, not of a backend; its text holds the step and the traceback."""
+
+    def __init__(self, step: str, trace: str) -> None:
+        super().__init__(f"in the worker, during {step}:\n{trace}")
+        self.step, self.trace = step, trace
+
+    def row_error(self) -> str:
+        """Step and last line of the traceback, for a row."""
+        lines = [line.strip() for line in self.trace.splitlines() if line.strip()] or ["no traceback"]
+        return f"{HARNESS_FAILED} during {self.step}: {lines[-1][:600]}"
+
+
 class WorkerProcess:
     """One worker. Not to be shared between threads; `close` ends it in any state."""
 
@@ -80,7 +96,7 @@ class WorkerProcess:
         self.last_step = "start-up"
         try:
             self.hello: Hello = self._ask(("setup", setup), startup_timeout_s)
-        except (WorkerDiedError, RuntimeError) as error:
+        except (WorkerDiedError, HarnessError) as error:
             self.close()
             raise WorkerStartError(
                 f"a worker process did not start: {error}\n{self._output.text()}".rstrip()
@@ -101,9 +117,10 @@ class WorkerProcess:
 
         Raises:
             WorkerDiedError: if the worker ends, or is silent for longer than the request allows.
-            RuntimeError: for an exception of the harness itself in the worker, with its traceback.
+            HarnessError: for an exception of the harness itself in the worker.
         """
         self.used = True
+        self.last_step = "the start of the cell"
         self._output.clear()
         result: CellResult = self._ask(("measure", request), request.timeout_s)
         return result
@@ -138,7 +155,7 @@ class WorkerProcess:
                 self.close()
                 raise WorkerDiedError("crash", value, self._output.text())
             else:
-                raise RuntimeError(f"in the worker, during {self.last_step}:\n{value}")
+                raise HarnessError(self.last_step, value)
 
     def _dead(self) -> WorkerDiedError:
         step = self.last_step

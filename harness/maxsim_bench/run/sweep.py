@@ -16,13 +16,14 @@ from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell, row_key
 from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.measure import clock
+from maxsim_bench.measure.failures import describe
 from maxsim_bench.measure.timer import TimingBudget
 from maxsim_bench.record.row import Row, Status
 from maxsim_bench.record.samples import add_environments, append_samples
 from maxsim_bench.record.store import Store
 from maxsim_bench.run.executor import Executor, LocalExecutor
 from maxsim_bench.run.lock import device_lock
-from maxsim_bench.run.process import WorkerDiedError
+from maxsim_bench.run.process import HARNESS_FAILED, WorkerDiedError
 from maxsim_bench.run.protocol import CellRequest, Hello, WorkerSetup, load
 from maxsim_bench.run.rows import failed_row
 
@@ -78,7 +79,8 @@ class SweepSummary:
     Attributes:
         measured: rows of this sweep by status.
         resumed: rows that were finished before.
-        failed: rows, old and new, that count against the exit code: a failure that the experiment does not allow.
+        failed: rows, old and new, that count against the exit code: a failure that the experiment does not allow, and
+            any of the harness itself.
         seconds: it took.
     """
 
@@ -185,7 +187,12 @@ class _Sweep:
         rows: list[Row] = []
         able: list[str] = []
         for name in versions:
-            reason = resolve(name).supports(cell, self.hello.device)
+            try:
+                reason = resolve(name).supports(cell, self.hello.device)
+            except Exception as error:
+                told = f"{HARNESS_FAILED} asking what {name} supports: {describe(error)}"
+                rows.append(self._unmeasured(request, name, "error", told))
+                continue
             if reason is not None:
                 rows.append(self._unmeasured(request, name, "unsupported", reason))
             elif (smaller := self._ran_out_before(name, cell)) is not None:
@@ -236,7 +243,8 @@ class _Sweep:
         """Keep what later cells and the exit code need to know of a row."""
         if row.status == "oom":
             self.ran_out.setdefault(row.backend, []).append(row.cell)
-        if self.experiment.failed(row):
+        mistaken = (row.error or "").startswith(HARNESS_FAILED)  # which no declaration of a backend's limits allows
+        if mistaken or self.experiment.failed(row):
             self.summary.failed.append(row)
 
     def _ran_out_before(self, name: str, cell: Cell) -> str | None:

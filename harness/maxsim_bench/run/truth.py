@@ -13,7 +13,7 @@ from maxsim_bench.backends.base import Backend, Inputs
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import VARIANT, axis_of
 from maxsim_bench.measure import agreement
-from maxsim_bench.measure.errors import Errors, compare, distances
+from maxsim_bench.measure.errors import Errors, compare, distances, dot, norm_of_difference
 from maxsim_bench.run.check import ResultError, Truth, Verdict, draw, results, select
 from maxsim_bench.run.work import work_of
 
@@ -231,7 +231,7 @@ def _errors(cell: Cell, got: torch.Tensor, want: torch.Tensor) -> Errors:
     errors = compare(got, want)
     if cell.op != "training_step" or not want.numel() or not math.isfinite(errors.max_abs):
         return errors
-    size, difference = float(want.double().norm()), float((got.double() - want.double()).norm())
+    size, difference = math.sqrt(dot(want, want)), norm_of_difference(got, want)
     return replace(errors, max_rel=difference / size if size and difference else difference)
 
 

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from maxsim_bench.measure.errors import Errors, compare
+from maxsim_bench.measure.errors import Errors, compare, dot, norm_of_difference, pieces
 
 INF, NAN = math.inf, math.nan
 
@@ -51,3 +51,17 @@ def test_shapes_must_agree() -> None:
 
 def test_nothing_compared_with_nothing_is_exact() -> None:
     assert compare(torch.zeros(0, 4), torch.zeros(0, 4)).exact
+
+
+def test_errors_by_pieces_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients are as large as the inputs: they are compared a piece at a time, beside which there is always room."""
+    generator = torch.Generator().manual_seed(1)
+    got, want = (torch.randn(7, 9, generator=generator) for _ in range(2))
+    whole, product = compare(got, want), float(got.double().flatten() @ want.double().flatten())
+    monkeypatch.setattr("maxsim_bench.measure.errors._PIECE", 5)
+    by_pieces = compare(got, want)
+    assert (by_pieces.max_abs, by_pieces.max_rel) == (whole.max_abs, whole.max_rel)
+    assert by_pieces.mean_abs == pytest.approx(whole.mean_abs, rel=1e-12)
+    assert dot(got, want) == pytest.approx(product, rel=1e-12)
+    assert norm_of_difference(got, want) == pytest.approx(float((got.double() - want.double()).norm()), rel=1e-12)
+    assert max(piece.numel() for parts in pieces(got, want) for piece in parts) == 5

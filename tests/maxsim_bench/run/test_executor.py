@@ -137,9 +137,25 @@ def test_fresh_cells_have_one_process_a_backend(
     assert len({pid for pid, _ in work}) == 3
 
 
-def test_an_exception_of_the_harness_itself_stops_with_its_traceback(measure: Callable[..., dict[str, Row]]) -> None:
-    with pytest.raises(RuntimeError, match="a mistake in the harness itself"):
-        measure("bug")
+def test_an_exception_of_the_harness_itself_is_a_row_for_all_and_the_next_cell_has_a_new_worker(
+    measure: Callable[..., dict[str, Row]], log: Callable[[], list[str]]
+) -> None:
+    with pytest.warns(UserWarning, match=r"Traceback(.|\n)*a mistake in the harness itself"):
+        rows = measure("a", "bug", "b")
+    assert {row.status for row in rows.values()} == {"error"}
+    told = "the harness failed during bug: KeyError: 'a mistake in the harness itself'"
+    assert [row.error for row in rows.values()] == [told] * 3
+    assert measure("a")["a"].status == "ok"
+    assert starts(log()) == 2
+
+
+def test_rows_that_a_cell_has_stand_beside_a_mistake_of_the_harness(measure: Callable[..., dict[str, Row]]) -> None:
+    with pytest.warns(UserWarning, match="a mistake in the harness itself"):
+        rows = measure("a", "bug", "b", fresh=True)
+    assert [row.status for row in rows.values()] == ["ok", "error", "ok"]
+    with pytest.warns(UserWarning, match="a mistake in the harness itself"):
+        rows = measure("crash", "bug", "a")
+    assert [row.status for row in rows.values()] == ["crash", "error", "ok"]
 
 
 def test_start_up_has_a_time_limit_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

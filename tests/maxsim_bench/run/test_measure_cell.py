@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import json
+import pkgutil
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -142,6 +146,59 @@ def test_inputs_that_do_not_fit_are_oom_for_every_backend(measure: Measure) -> N
     rows = measure("honest", "honest_too", B=10**9, Ld=10**4, d=10**3).rows
     assert [row.status for row in rows] == ["oom", "oom"]
     assert all("do not fit" in (row.error or "") for row in rows)
+
+
+@pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 7])
+@pytest.mark.parametrize(
+    "helper",
+    [
+        "measure_cell.checksum", "measure_cell.draw_inputs", "measure_cell.truth_of", "measure_cell.poison_free_memory",
+        "truth.compare", "truth.agreement.rankings",
+    ],
+)  # fmt: skip
+def test_wherever_the_harness_runs_out_of_memory_rows_say_that_inputs_do_not_fit(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch, helper: str, call: int
+) -> None:
+    """A cap leaves little beside full inputs: no exception of the harness's own may leave the worker."""
+    import torch
+
+    module, _, name = f"maxsim_bench.run.{helper}".rpartition(".")
+    holder = pkgutil.resolve_name(module)
+    honest, calls = getattr(holder, name), itertools.count(1)
+
+    def short(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == call:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.14 GiB")
+        return honest(*args, **kwargs)
+
+    monkeypatch.setattr(holder, name, short)
+    rows = measure("honest", "honest_too").rows
+    reached = next(calls) > call
+    assert {row.status for row in rows} <= {"ok", "oom"}
+    ran_out = [row for row in rows if row.status == "oom"]
+    told = ["do not fit: OutOfMemoryError: CUDA out of memory" in (row.error or "") for row in ran_out]
+    again_alone = helper == "truth.compare" and call >= 5  # one that ran out when timed with others is timed alone
+    assert all(told)
+    assert bool(ran_out) == (reached and not again_alone)
+
+
+def test_inputs_are_let_go_of_before_they_are_made_again(measure: Measure, monkeypatch: pytest.MonkeyPatch) -> None:
+    from maxsim_bench.run import measure_cell
+
+    honest = measure_cell.draw_inputs
+    drawn: list[weakref.ReferenceType[Any]] = []
+    alive: list[int] = []  # sets when another was drawn
+
+    def watched(*args: Any) -> Any:
+        gc.collect()
+        alive.append(sum(reference() is not None for reference in drawn))
+        inputs = honest(*args)
+        drawn.append(weakref.ref(inputs.D))
+        return inputs
+
+    monkeypatch.setattr(measure_cell, "draw_inputs", watched)
+    measure("overwrites", "honest")
+    assert alive[:2] == [0, 0]
 
 
 def test_five_bad_cells(make_cell: Callable[..., Cell]) -> None:

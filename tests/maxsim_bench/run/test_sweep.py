@@ -128,6 +128,27 @@ def test_failures_that_are_not_allowed_are_told_and_allowed_ones_are_not(
     ] * 3  # when resumed too
 
 
+def test_a_mistake_of_the_harness_costs_its_cells_and_not_the_sweep(
+    run: Run, store: Store, make_experiment: Callable[..., Experiment]
+) -> None:
+    """Whatever failures of backends are allowed, it counts as one, when resumed too."""
+    experiment = make_experiment("a", "bug", isolation="fresh", allow=[{"status": "error", "why": "peers do fail"}])
+    with pytest.warns(UserWarning, match="a mistake in the harness itself"):
+        summary = run(experiment)
+    assert summary.measured == {"ok": 3, "error": 3}
+    assert [row.backend for row in summary.failed] == ["bug"] * 3
+    assert len(store.rows()) == 6
+    assert len(run(experiment).failed) == 3
+
+
+def test_a_backend_that_cannot_say_what_it_supports_costs_its_own_rows(
+    run: Run, make_experiment: Callable[..., Experiment]
+) -> None:
+    summary = run(make_experiment("a", "unsure"))
+    assert summary.measured == {"ok": 3, "error": 3}
+    assert "supports: ValueError: no idea what this cell is (fake_session" in (summary.failed[0].error or "")
+
+
 def test_progress_comes_after_every_cell_with_an_estimate(run: Run, make_experiment: Callable[..., Experiment]) -> None:
     told: list[Progress] = []
     run(make_experiment("a"), told.append)
