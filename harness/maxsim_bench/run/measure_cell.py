@@ -99,7 +99,7 @@ class CellMeasurement:
             self._fail(self.backends, f"making the inputs: {describe(error)}")
             return
         for name in self.backends:
-            self.step(f"{name} alone")
+            self.step(f"{name} alone, preparing")
             if not self._alone(name, inputs, truth):
                 del inputs  # before they are made again: there may not be room for both
                 inputs = draw_inputs(self.cell, self.device, 0)
@@ -168,7 +168,9 @@ class CellMeasurement:
             room = memory.available_bytes(self.device, self.cell.memory_cap)
             poison_free_memory(truth.like, int(_MEMORY_SHARE * room))
         tolerance = backend.tolerance(self.cell)
+        self.step(f"{name} alone, first call (compiles and tunes)")
         output = call()
+        self.step(f"{name} alone, checks")
         verdict = judge_as_returned(truth, output, tolerance)
         outcome.errors = verdict.errors
         if verdict.wrong is None:
@@ -271,6 +273,7 @@ class CellMeasurement:
 
     def _time_together(self, group: list[str], sets: list[Inputs]) -> None:
         """`_time_group`; raises what the harness's own work beside the inputs raises."""
+        self.step("the reference's results on fresh inputs")
         bits = [checksum(inputs) for inputs in sets]
         truths = [truth_of(self.cell, inputs, self.reference) for inputs in sets]
         calls: dict[str, list[Call]] = {}

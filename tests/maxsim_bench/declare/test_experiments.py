@@ -55,6 +55,17 @@ def test_experiments_name_elements_of_the_paper_as_its_claims_do() -> None:
         assert set(experiment(name).elements) <= set(known), name
 
 
+def test_the_first_quantised_cell_is_the_smallest_so_that_a_run_cut_short_has_rows() -> None:
+    cells = experiment("int8").cells("h200", "paper")
+    pairs = [(c.Nq or 0) * (c.B or 0) * (c.Lq or 0) * (c.Ld or 0) for c in cells]
+    assert pairs[0] == min(pairs)
+
+
+def test_no_cell_of_the_papers_profile_compiles_a_kernel_that_unrolls_a_query_of_a_thousand_tokens() -> None:
+    planned = experiment("int8").plan("h200", "paper").planned
+    assert {p.cell.Lq for p in planned if "lik_fp8" in p.backends} == {32}
+
+
 def test_the_papers_profile_of_forward_is_planned_within_ten_minutes_on_an_h200() -> None:
     paper = experiment("forward").under("paper")
     assert plan_seconds(paper.plan("h200"), paper.timing) < 600
