@@ -7,7 +7,6 @@ process of its own and the other tests keep the compiler.
 from __future__ import annotations
 
 import multiprocessing
-import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -86,18 +85,12 @@ def _baseline(function: Callable[..., Tensor], **fixed: Any) -> Callable[..., Te
 
 @pytest.fixture(scope="session")
 def interpreter() -> Iterator[ProcessPoolExecutor]:
-    """A process in which `path="portable"` is simulated on the CPU."""
-    before = os.environ.get("TRITON_INTERPRET")
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
-            pool.submit(torch.set_num_threads, 1).result()
-            yield pool
-    finally:
-        if before is None:
-            del os.environ["TRITON_INTERPRET"]
-        else:
-            os.environ["TRITON_INTERPRET"] = before
+    """A process in which `path="portable"` is simulated on the CPU. In this process kernels stay what is compiled."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("TRITON_INTERPRET", "1")
+            pool.submit(torch.set_num_threads, 1).result()  # starts it
+        yield pool
 
 
 @pytest.fixture(params=[pytest.param(name, marks=[pytest.mark.gpu] if name in GPU_PATHS else []) for name in PATHS])

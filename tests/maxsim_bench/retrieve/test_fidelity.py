@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from maxsim_bench import catalogue
 from maxsim_bench.backends import registry
 from maxsim_bench.cli import main
 from maxsim_bench.record.store import Store
@@ -105,7 +106,8 @@ def test_the_command_names_a_broken_backend_and_ends_with_exit_code_1(
     words, store, fake, monkeypatch, broken: str, told: str | None
 ) -> None:
     known = {**registry.backends(), "it": fake(broken, name="it")}
-    monkeypatch.setattr(registry, "backends", lambda: known)
+    for module in (registry, catalogue):
+        monkeypatch.setattr(module, "backends", lambda: known)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     experiments = Path(__file__).parents[3] / "experiments"
     words_of = ["fidelity", str(words), "--encoder", "letters", "--dtype", "fp32", "--backend", "it"]
