@@ -90,6 +90,7 @@ def test_a_file_that_was_changed_by_hand_is_seen(built: Built, name: str) -> Non
     assert any(name in told for told in built.check())
 
 
+@pytest.mark.slow
 def test_a_file_that_is_gone_is_seen_and_made_again(built: Built) -> None:
     (built.figures / "forward" / "latency-over-B.pdf").unlink()
     assert any("latency-over-B.pdf" in told for told in built.check())
@@ -97,6 +98,7 @@ def test_a_file_that_is_gone_is_seen_and_made_again(built: Built) -> None:
     assert built.check() == []
 
 
+@pytest.mark.slow
 def test_what_no_row_makes_any_more_is_named_and_removed(built: Built, made: Any) -> None:
     made.written(built.results, made.sweep([made.cell("lengths", B=B) for B in (4, 16)], ["eager", "fused"]))
     built.build()
@@ -202,6 +204,7 @@ def test_every_cell_of_a_table_leads_to_its_row_command_and_environment_and_back
     assert ",eager," in lines[int(number) - 1]
 
 
+@pytest.mark.slow
 def test_a_page_of_rows_that_was_changed_or_has_no_csv_any_more_is_seen(built: Built) -> None:
     rows = built.figures / "rows" / "h200-forward.html"
     rows.write_text(rows.read_text(encoding="utf-8").replace("ok", "fine"), encoding="utf-8")
@@ -211,6 +214,7 @@ def test_a_page_of_rows_that_was_changed_or_has_no_csv_any_more_is_seen(built: B
     assert built.check() == []
 
 
+@pytest.mark.slow
 def test_many_figures_are_drawn_by_several_processes_alike(tmp_path: Path, made: Any) -> None:
     from maxsim_bench.report import build
 
