@@ -88,7 +88,7 @@ class Ranks:
             self._say(("step", key))
             try:
                 return STEPS[step](q, d, place)
-            except BaseException:
+            except BaseException:  # Ctrl-C included: no rank may outlive who started it
                 self.close()
                 raise
 

@@ -102,7 +102,7 @@ class WorkerProcess:
                 f"a worker process did not start: {error}\n{self._output.text()}".rstrip()
                 + f"\nStart-up may take {startup_timeout_s:g} s; `maxsim-bench doctor` looks for what is missing."
             ) from error
-        except BaseException:
+        except BaseException:  # Ctrl-C included: no worker may outlive who started it
             self.close()
             raise
 
