@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,13 @@ DECLARED = Declared.below(EXPERIMENTS)  # expanded once for all tests here
 @pytest.fixture(scope="module")
 def paper() -> Paper:
     return read_paper(PAPER)
+
+
+def test_nothing_that_compares_across_cards_holds_further_off_than_ten_percent() -> None:
+    groups = tomllib.loads((PAPER / "tolerances.toml").read_text("utf-8"))
+    wide = {n: g["percent"] for n, g in groups.items() if isinstance(g, dict) and g["across_cards"] and "percent" in g}
+    assert {"memory_ratio", "error", "error_ratio", "error_reduction"} <= set(wide)
+    assert max(wide.values()) <= 10
 
 
 def claim(**changes: Any) -> Claim:
