@@ -97,7 +97,7 @@ def compose(roots: Sequence[Path], places: Places) -> Report:
     made = [
         *artefacts(results),
         *audit_tables(results, places.thresholds),
-        *goal_tables(results, read_goals(places.goals)),
+        *goal_tables(results, read_goals(places.goals), declared.experiments),
         *ledger_tables(verdicts, results),
     ]
     return Report(results, tuple(made), verdicts, declared)

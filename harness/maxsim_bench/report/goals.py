@@ -6,6 +6,8 @@ Room: `report`. May import: record, declare. One file of `experiments/goals/` ho
     text    = "one query, Lq=Ld=1024"       # what a reader sees
     rows    = { experiment = "forward_limits", backend = "fused", gpu = "h200" }
     when    = { Lq = 1024, B = [1000, 10000] }   # conditions on the cell, as in [[leave_out]] of an experiment
+    only    = { ideal_ms = ">= 0.020" }     # optional: conditions on what a row says (a column, or one of DERIVED);
+                                            # a row that does not meet them is not spoken of
     metric  = "percent_of_ceiling"          # a column of the rows, or one of DERIVED
     bound   = ">= 95"                       # met only if every row that matches meets it
     against = { backends = ["lik", "eager"] }    # optional: the ratio to the best of these on the same cell, or
@@ -15,6 +17,9 @@ Room: `report`. May import: record, declare. One file of `experiments/goals/` ho
 
 A ratio is "how many times better": other / own for times, bytes and errors, own / other for rates. Times of one cell
 are compared round by round, where their rounds were kept; everything else is a quotient of two numbers.
+
+A row without a number is a miss, but for two kinds: one whose backend does not support the cell, and one whose inputs
+alone exceed the memory of the card or the cell's cap, where its experiment allows that status. The latter are counted.
 """
 
 from __future__ import annotations
@@ -23,15 +28,15 @@ import math
 import operator
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
-from maxsim_bench.declare.estimate import pairs
-from maxsim_bench.declare.experiment import AXES, matches
+from maxsim_bench.declare.estimate import capacity, input_bytes, pairs
+from maxsim_bench.declare.experiment import AXES, Experiment, matches
 from maxsim_bench.record.row import Row
 from maxsim_bench.report.compare.statistics import Effect
 from maxsim_bench.report.load import ReportError, Results
@@ -59,6 +64,13 @@ def _per_token_pair(row: Row) -> float | None:
     return (row.peak_extra_bytes - row.input_bytes) / (cell.Nq * cell.Lq * cell.B)  # gradients are as large as Q and D
 
 
+def _ideal_ms(row: Row) -> float | None:
+    """The least time that the binding ceiling allows for the row's work, in ms."""
+    if row.latency_ms is None or row.percent_of_ceiling is None:
+        return None
+    return row.latency_ms * row.percent_of_ceiling / 100
+
+
 def _extra(key: str) -> Callable[[Row], float | None]:
     """A number that one experiment alone reports, from the row's `extra`."""
     import json
@@ -74,7 +86,27 @@ def _extra(key: str) -> Callable[[Row], float | None]:
 DERIVED: dict[str, Callable[[Row], float | None]] = {
     "bytes_beyond_scores": _beyond_scores,
     "bytes_per_token_pair": _per_token_pair,
+    "ideal_ms": _ideal_ms,
 }
+
+
+def _as_bound(value: str) -> str:
+    if not _BOUND.fullmatch(value.strip()):
+        raise ValueError(f"{value!r} is no bound. Write an operator and a number: '>= 95'")
+    return value.strip()
+
+
+def _as_metric(value: str) -> str:
+    if value not in Row.model_fields and value not in DERIVED and not value.startswith("extra."):
+        raise ValueError(f"{value!r} is neither a column of the rows nor one of {', '.join(DERIVED)} nor extra.<key>")
+    return value
+
+
+def _within(value: float, bound: str) -> bool:
+    found = _BOUND.fullmatch(bound)
+    assert found is not None, "validated when the goal was built"
+    return _OPERATORS[found[1]](value, float(found[2]))
+
 
 Listed = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
 
@@ -105,6 +137,7 @@ class Goal(_Strict):
     text: str
     rows: Rows
     when: dict[str, Any] = {}
+    only: dict[str, str] = {}
     metric: str
     bound: str
     against: Against | None = None
@@ -114,18 +147,17 @@ class Goal(_Strict):
     @field_validator("bound")
     @classmethod
     def _bound(cls, value: str) -> str:
-        if not _BOUND.fullmatch(value.strip()):
-            raise ValueError(f"{value!r} is no bound. Write an operator and a number: '>= 95'")
-        return value.strip()
+        return _as_bound(value)
 
     @field_validator("metric")
     @classmethod
     def _metric(cls, value: str) -> str:
-        if value not in Row.model_fields and value not in DERIVED and not value.startswith("extra."):
-            raise ValueError(
-                f"{value!r} is neither a column of the rows nor one of {', '.join(DERIVED)} nor extra.<key>"
-            )
-        return value
+        return _as_metric(value)
+
+    @field_validator("only")
+    @classmethod
+    def _only(cls, value: dict[str, str]) -> dict[str, str]:
+        return {_as_metric(metric): _as_bound(bound) for metric, bound in value.items()}
 
     @field_validator("when")
     @classmethod
@@ -137,9 +169,14 @@ class Goal(_Strict):
 
     def meets(self, value: float) -> bool:
         """Whether a value is within the bound."""
-        found = _BOUND.fullmatch(self.bound)
-        assert found is not None, "validated when the goal was built"
-        return _OPERATORS[found[1]](value, float(found[2]))
+        return _within(value, self.bound)
+
+    def speaks_of(self, row: Row) -> bool:
+        """Whether the row meets the conditions on its numbers; a row without a number is spoken of, as a failure."""
+        if row.status != "ok":
+            return True
+        values = [(metric_of(row, metric), bound) for metric, bound in self.only.items()]
+        return all(value is not None and _within(value, bound) for value, bound in values)
 
     @property
     def wants_more(self) -> bool:
@@ -162,8 +199,10 @@ class Assessed:
     Attributes:
         worst, best: over the rows that match; None where nothing was measured.
         rows, met: how many rows match with a number, and how many of them meet the bound.
-        failed: rows that match but hold no number, as "backend at status".
+        failed: rows that match but hold no number.
         at: the row that is worst.
+        missed: the rows that miss the bound, the worst first.
+        unfit: rows left out because their inputs alone do not fit, as their experiment allows.
         low, high: 95 % interval of `worst`, where that is a ratio of paired rounds; else None.
     """
 
@@ -176,6 +215,8 @@ class Assessed:
     at: Row | None
     low: float | None = None
     high: float | None = None
+    missed: tuple[Row, ...] = ()
+    unfit: int = 0
 
     @property
     def verdict(self) -> str:
@@ -214,24 +255,41 @@ class _Value:
     effect: Effect | None = None
 
 
-def assess(goals: Sequence[Goal], results: Results) -> list[Assessed]:
-    """Each goal beside what the rows say."""
+def assess(
+    goals: Sequence[Goal], results: Results, experiments: Mapping[str, Experiment] | None = None
+) -> list[Assessed]:
+    """Each goal beside what the rows say; `experiments` (by name) say which failures are allowed, without them none."""
     pairs = Pairs(results)
-    return [_assess(goal, results.rows, pairs) for goal in goals]
+    return [_assess(goal, results.rows, pairs, experiments or {}) for goal in goals]
 
 
-def _assess(goal: Goal, rows: Sequence[Row], pairs: Pairs) -> Assessed:
+def _assess(goal: Goal, rows: Sequence[Row], pairs: Pairs, experiments: Mapping[str, Experiment]) -> Assessed:
     mine = [row for row in rows if _belongs(goal, row, goal.rows.backend) and matches(goal.when, row.cell)]
-    asked = [row for row in mine if row.status not in ("unsupported",)]
+    asked = [row for row in mine if row.status != "unsupported" and goal.speaks_of(row)]
     valued = [value for row in asked if (value := _value(goal, row, rows, pairs)) is not None]
-    failed = sum(row.status not in ("ok", "skipped") for row in asked)
+    unfit = sum(_does_not_fit(row, experiments) for row in asked)
+    failed = sum(row.status not in ("ok", "skipped") and not _does_not_fit(row, experiments) for row in asked)
     if not valued:
-        return Assessed(goal, None, None, 0, 0, failed, None)
+        return Assessed(goal, None, None, 0, 0, failed, None, unfit=unfit)
     valued.sort(key=lambda value: value.number, reverse=goal.wants_more)
-    met = sum(goal.meets(value.number) for value in valued)
+    missed = tuple(value.row for value in reversed(valued) if not goal.meets(value.number))
     best, worst = valued[0], valued[-1]
-    interval = (None, None) if worst.effect is None else (worst.effect.low, worst.effect.high)
-    return Assessed(goal, worst.number, best.number, len(valued), met, failed, worst.row, *interval)
+    low, high = (None, None) if worst.effect is None else (worst.effect.low, worst.effect.high)
+    return Assessed(
+        goal, worst.number, best.number, len(valued), len(valued) - len(missed), failed, worst.row,
+        low=low, high=high, missed=missed, unfit=unfit,
+    )  # fmt: skip
+
+
+def _does_not_fit(row: Row, experiments: Mapping[str, Experiment]) -> bool:
+    """Whether the row ran out of memory, as its experiment allows, on a cell whose inputs alone exceed what it may use.
+
+    Such a cell says nothing about the backend; one whose inputs fit does, whatever its experiment allows.
+    """
+    room, experiment = capacity(row.cell), experiments.get(row.cell.experiment)
+    if row.status != "oom" or room is None or experiment is None:
+        return False
+    return input_bytes(row.cell) > room and not experiment.failed(row)
 
 
 def _belongs(goal: Goal, row: Row, backends: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report.elements.goals import goal_tables
 from maxsim_bench.report.goals import Goal, Goals, assess, read_goals
@@ -52,6 +53,64 @@ def test_without_rows_a_goal_is_not_measured_and_with_failed_ones_missed(made: A
     assert (failed.verdict, failed.rows, failed.failed) == ("missed", 1, 1)
 
 
+def test_a_condition_on_the_rows_numbers_drops_those_with_too_little_work(made: Any) -> None:
+    """The work of a cell is its time at the ceiling, whatever the backend took."""
+    rows = made.sweep([made.cell(B=B) for B in (10, 1000, 100_000)], ["fused"])
+    ideal = [row.latency_ms * row.percent_of_ceiling / 100 for row in rows]
+    results = made.results(rows)
+    assert assess([goal(only={"ideal_ms": f">= {0.99 * ideal[1]:.9f}"})], results)[0].rows == 2
+    assert assess([goal(only={"ideal_ms": f">= {2 * ideal[2]:.9f}"})], results)[0].verdict == "not measured"
+
+
+def test_a_failed_row_is_not_hidden_by_a_condition_on_numbers(made: Any) -> None:
+    failed = made.modelled(made.cell(), "fused").model_copy(
+        update={"status": "crash", "latency_ms": None, "percent_of_ceiling": None}
+    )
+    one = assess([goal(bound="<= 1000", only={"ideal_ms": ">= 0"})], made.results([failed]))[0]
+    assert (one.verdict, one.failed) == ("not measured", 1)
+    both = made.results([failed, made.modelled(made.cell(B=2000), "fused")])
+    assert assess([goal(bound="<= 1000", only={"ideal_ms": ">= 0"})], both)[0].verdict == "missed"
+
+
+def _capped(made: Any, cap: int) -> Any:
+    at = made.cell("memory_scaling", B=1000, memory_cap=cap)
+    return made.modelled(at, "fused").model_copy(update={"status": "oom", "latency_ms": None})
+
+
+@pytest.mark.parametrize(
+    ("cap", "allowed", "verdict", "failed", "unfit"),
+    [
+        (1000 * 300 * 128, True, "met", 0, 1),  # the documents alone take twice that
+        (1000 * 300 * 128, False, "missed", 1, 0),
+        (3 * 1000 * 300 * 128, True, "missed", 1, 0),  # the inputs fit: running out of memory is the backend's doing
+    ],
+)
+def test_an_allowed_failure_of_inputs_that_do_not_fit_is_left_out_and_counted(
+    made: Any, cap: int, allowed: bool, verdict: str, failed: int, unfit: int
+) -> None:
+    declared = Experiment.model_validate(
+        {
+            "name": "memory_scaling", "title": "t", "backends": ["fused"], "axes": {"B": 1},
+            "allow": [{"status": "oom", "why": "it is the question"}] if allowed else [],
+        }
+    )  # fmt: skip
+    results = made.results([_capped(made, cap), made.modelled(made.cell("memory_scaling"), "fused")])
+    asked = goal(bound="<= 1000", rows={"experiment": "memory_scaling", "backend": "fused", "gpu": "h200"})
+    one = assess([asked], results, {"memory_scaling": declared})[0]
+    assert (one.verdict, one.failed, one.unfit) == (verdict, failed, unfit)
+    table = next(goal_tables(results, [Goals(title="t", goals=(asked,))], {"memory_scaling": declared}))
+    assert ("left out: the inputs do not fit" in table.frame["rows"][0]) == bool(unfit)
+
+
+def test_every_row_that_misses_is_named_by_what_differs_the_worst_first(made: Any) -> None:
+    results = made.results(
+        made.sweep([made.cell(B=B, Ld=Ld) for B, Ld in ((10, 300), (5000, 300), (20_000, 600))], ["fused"])
+    )
+    between = sorted(row.latency_ms for row in results.rows)[0]
+    frame = next(goal_tables(results, [Goals(title="t", goals=(goal(bound=f"<= {between + 1e-6}"),))])).frame
+    assert frame["missed"][0] == "B = 20K, Ld = 600; B = 5K, Ld = 300"
+
+
 def test_against_the_best_other_backend_of_the_same_cell(made: Any) -> None:
     results = made.results(made.sweep([made.cell()], ["eager", "lik", "fused"]))
     times = {row.backend: row.latency_ms for row in results.rows}
@@ -87,6 +146,8 @@ def test_numbers_of_one_experiment_alone_are_read_from_extra(made: Any) -> None:
         ('metric = "latencyms"', "neither a column"),
         ("when = { Lqq = 3 }", "Lqq: no such axis"),
         ("speed = 3", "speed: Extra inputs"),
+        ('only = { idealms = ">= 1" }', "neither a column"),
+        ('only = { ideal_ms = "20" }', "no bound"),
     ],
 )
 def test_a_mistake_in_a_file_is_told_with_file_and_key(tmp_path: Path, line: str, told: str) -> None:

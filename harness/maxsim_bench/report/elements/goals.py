@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pandas as pd
 
+from maxsim_bench.declare.experiment import Experiment
+from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.goals import Assessed, Goals, assess
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import Column, Table, shown
 
+_AXES = ("Nq", "B", "Lq", "Ld", "d", "dtype", "memory_cap", "length_distribution", "timing_policy", "variant")
+_NAMED = 8  # rows that miss a goal and are named; more are counted
 
-def goal_tables(results: Results, declared: list[Goals]) -> Iterator[Table]:
-    """A table for each file of goals."""
+
+def goal_tables(
+    results: Results, declared: list[Goals], experiments: Mapping[str, Experiment] | None = None
+) -> Iterator[Table]:
+    """A table for each file of goals; `experiments` say which failures are allowed."""
     for one in declared:
-        assessed = assess(one.goals, results)
+        assessed = assess(one.goals, results, experiments)
         frame = pd.DataFrame([_line(entry) for entry in assessed])
         columns = [
             Column("goal", "goal", right=False),
@@ -27,11 +34,12 @@ def goal_tables(results: Results, declared: list[Goals]) -> Iterator[Table]:
             Column("rows", "rows that meet it"),
             Column("verdict", "verdict", right=False),
             Column("at", "worst at", right=False),
+            Column("missed", "all that miss it, worst first", right=False),
             Column("peers", "peers when it was set", right=False),
             Column("binds", "what binds", right=False),
         ]
-        experiments = {name for goal in one.goals for name in goal.rows.experiment}
-        sources = sorted(set(results.frame.loc[results.frame["experiment"].isin(experiments), "source"]))
+        named = {name for goal in one.goals for name in goal.rows.experiment}
+        sources = sorted(set(results.frame.loc[results.frame["experiment"].isin(named), "source"]))
         met = sum(entry.verdict == "met" for entry in assessed)
         caption = f"{met} of {len(assessed)} goals are met by every row that they speak of."
         yield Table(f"goals/{one.name}", one.title, columns, frame, tuple(sources), caption)
@@ -39,16 +47,19 @@ def goal_tables(results: Results, declared: list[Goals]) -> Iterator[Table]:
 
 def _line(entry: Assessed) -> dict[str, Any]:
     goal, at = entry.goal, entry.at
-    counted = f"{entry.met} of {entry.rows}" if entry.rows else ""
+    counted = [f"{entry.met} of {entry.rows}"] if entry.rows else []
+    counted += [f"{entry.failed} failed"] if entry.failed else []
+    counted += [f"{entry.unfit} left out: the inputs do not fit"] if entry.unfit else []
     return {
         "goal": goal.text,
         "bound": goal.bound,
         "worst": entry.worst,
         "interval": "" if entry.low is None or entry.high is None else f"{shown(entry.low)} to {shown(entry.high)}",
         "best": entry.best,
-        "rows": counted + (f", {entry.failed} failed" if entry.failed else ""),
+        "rows": ", ".join(counted),
         "verdict": entry.verdict,
         "at": "" if at is None else _place(at.cell.model_dump()),
+        "missed": _missed(entry.missed),
         "peers": goal.peers,
         "binds": goal.binds if entry.verdict == "missed" else "",
     }
@@ -57,3 +68,12 @@ def _line(entry: Assessed) -> dict[str, Any]:
 def _place(cell: dict[str, Any]) -> str:
     shown = ("Nq", "B", "Lq", "Ld", "d", "length_distribution")
     return names.described({axis: cell[axis] for axis in shown if cell[axis] is not None})
+
+
+def _missed(rows: tuple[Row, ...]) -> str:
+    """Where a goal is missed, by the axes in which these rows differ; nothing for a single one, which is the worst."""
+    cells = [row.cell.model_dump() for row in rows]
+    differ = [axis for axis in _AXES if len({str(cell[axis]) for cell in cells}) > 1]
+    told = [names.described({axis: cell[axis] for axis in differ}) for cell in cells[:_NAMED]] if differ else []
+    more = len(cells) - len(told)
+    return "; ".join(told) + (f"; and {more} more" if told and more else "")
