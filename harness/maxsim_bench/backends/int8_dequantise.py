@@ -39,6 +39,15 @@ class DequantiseEager:
     def tolerance(self, cell: Cell) -> float:
         return admitted(INT8_PER_TOKEN, cell) + TF32_OPERANDS
 
+    def document_bytes(self, cell: Cell, tokens: int, documents: int) -> int:
+        """Bytes of the quantised documents, which it must read; that it writes and reads them as fp32 is its own doing.
+
+        One a dimension, and 4 for the scale of every token. Its products are judged by the unit of the cell's operands,
+        as the other eager baselines' are.
+        """
+        assert cell.d is not None
+        return tokens * (cell.d + 4)
+
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         from maxsim import baselines
         from maxsim.quantized import quantize_int8

@@ -56,6 +56,11 @@ class FlashMaxSimInt8:
     def tolerance(self, cell: Cell) -> float:
         return admitted(INT8_PER_TOKEN, cell)
 
+    def document_bytes(self, cell: Cell, tokens: int, documents: int) -> int:
+        """Bytes of the quantised documents: one a dimension, and 2 for the fp16 scale of every token."""
+        assert cell.d is not None
+        return tokens * (cell.d + 2)
+
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         import flash_maxsim as peer
 
@@ -98,6 +103,11 @@ class LateInteractionKernelsFp8:
 
     def tolerance(self, cell: Cell) -> float:
         return admitted(FP8_E4M3, cell)
+
+    def document_bytes(self, cell: Cell, tokens: int, documents: int) -> int:
+        """Bytes of the quantised documents: one a dimension, and 4 for the fp32 scale of every token."""
+        assert cell.d is not None
+        return tokens * (cell.d + 4)
 
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         import torch

@@ -22,6 +22,9 @@ _SOURCES = ("tokens.py", "reference.py", "fused", "training")
 # than rounding, the whole gradient of that token goes to another document token. The audit compares at equal argmax.
 NEAR_TIES = 2e-2
 
+_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
+_NUMBER, _SCORE = 4, 4  # bytes of a row's offset; of a score and of its upstream gradient
+
 
 @dataclass(frozen=True)
 class TrainFused:
@@ -65,7 +68,17 @@ class TrainFused:
 class TrainStage:
     """One piece of a step by itself, named by the cell's variant: forward, csr_build, dq, dd or backward.
 
-    What the piece needs from earlier ones is made while preparing.
+    What the piece needs from earlier ones is made while preparing. A row's operations and bytes are those of the piece
+    alone, every operand once; E entries are (query token, document) pairs, and n of them meet one document:
+
+    - forward: all products; reads Q and D, writes scores and the argmax.
+    - csr_build: no products; reads the argmax, writes E entries and where each document row's begin.
+    - dq: 2 d operations an entry; reads the argmax, the scores' gradients and the document rows that won, writes dQ.
+    - dd: 2 d operations an entry; reads entries, offsets, the scores' gradients and Q, writes dD.
+    - backward: both gradients; the CSR between its launches is not compulsory and not charged.
+
+    Rows that won are not all rows: n winners drawn evenly from Ld tokens hit Ld (1 - (1 - 1/Ld)^n) of them, which is
+    what random unit vectors do. A gather is charged once a row, for a row that wins again comes from a cache.
     """
 
     name: str = "train_stage"
@@ -84,6 +97,38 @@ class TrainStage:
 
     def tolerance(self, cell: Cell) -> float:
         return NEAR_TIES
+
+    def piece_work(self, cell: Cell, tokens: int, documents: int) -> tuple[float, float]:
+        """Operations and compulsory bytes of the piece; see the class.
+
+        Args:
+            tokens, documents: of all documents there are, real tokens only.
+        """
+        assert cell.Nq is not None
+        assert cell.Lq is not None
+        assert cell.Ld is not None
+        assert cell.d is not None
+        row = cell.d * _ELEMENT[cell.dtype or "fp32"]
+        meets = cell.Nq if cell.pairing in (None, "all") else 1  # queries that a document meets
+        pairs, n = documents * meets, meets * cell.Lq
+        entries = documents * n
+        argmax = entries * (2 if cell.Ld <= 32767 else 4)
+        numbered = meets << max(0, (cell.Lq - 1).bit_length())  # numbers that an entry may have, as the CSR stores it
+        csr = entries * (2 if numbered <= 65536 else 4) + _NUMBER * (tokens + documents)
+        mean = tokens / max(1, documents)
+        won = documents * mean * (1.0 - (1.0 - 1.0 / mean) ** n) if mean > 1 else float(tokens)
+        queries, scores = cell.Nq * cell.Lq * row, _SCORE * pairs
+        gathered = 2.0 * cell.d * entries  # operations of one side's gradient
+        stage = variant_of(cell, "stage", "step")
+        pieces: dict[str, tuple[float, float]] = {
+            "forward": (2.0 * n * cell.d * tokens, queries + tokens * row + scores + argmax),
+            "csr_build": (0.0, argmax + csr),
+            "dq": (gathered, argmax + scores + won * row + queries),
+            "dd": (gathered, csr + scores + queries + tokens * row),
+            "backward": (2 * gathered, argmax + scores + queries + won * row + queries + tokens * row),
+        }
+        flops, moved = pieces[stage]
+        return flops, float(moved)
 
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         import torch

@@ -42,7 +42,7 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
     Every query has Lq tokens. `forward` multiplies 2 · Lq · d for each query and each token of the documents it meets:
     2 · Nq · Lq · Σ Ld · d for pairing "all". `search` writes k scores and numbers a query instead of all scores.
     `training_step` adds the gradients of the winning tokens and writes both. Documents of a quantised cell are one byte
-    an element; scales are left out.
+    an element; scales are left out. What a backend makes of it is `work_served`.
 
     Args:
         cell: with Nq, B, Lq, Ld, d and dtype set.
@@ -89,17 +89,25 @@ def _two_stages(cell: Cell, d_lengths: Sequence[int] | None) -> Work:
 def work_served(cell: Cell, backend: Backend, d_lengths: Sequence[int] | None = None) -> Work:
     """The cell's work as this backend does it: a quantised one reads fewer bytes and multiplies on another unit.
 
-    A backend may say so by `unit` (None: that of the operands) and `document_bytes(cell, tokens, documents)`.
+    A backend may say so by `unit` (None: that of the cell's dtype) and `document_bytes(cell, tokens, documents)`; one
+    that does a piece of the operator, by `piece_work(cell, tokens, documents)`: its operations and bytes.
     """
     work = work_of(cell, d_lengths)
     unit = getattr(backend, "unit", None)
     bytes_of = getattr(backend, "document_bytes", None)
-    if bytes_of is not None:
-        documents = _known(cell, "B") * (_known(cell, "Nq") if cell.pairing == "candidates" else 1)
-        tokens = documents * _known(cell, "Ld") if d_lengths is None else sum(int(n) for n in d_lengths)
-        as_given = tokens * _known(cell, "d") * (_ELEMENT[cell.dtype or "fp32"] if cell.quantiser is None else _CODE)
-        work = replace(work, bytes_min=work.bytes_min - as_given + bytes_of(cell, tokens, documents))
-    return work if unit is None else replace(work, unit=unit)
+    piece_of = getattr(backend, "piece_work", None)
+    if bytes_of is None and piece_of is None:
+        return work if unit is None else replace(work, unit=unit)
+    documents = _known(cell, "B") * (_known(cell, "Nq") if cell.pairing == "candidates" else 1)
+    tokens = documents * _known(cell, "Ld") if d_lengths is None else sum(int(n) for n in d_lengths)
+    if piece_of is not None:
+        flops, bytes_min = piece_of(cell, tokens, documents)
+        return replace(work, flops=flops, bytes_min=bytes_min)
+    assert bytes_of is not None
+    as_given = tokens * _known(cell, "d") * (_ELEMENT[cell.dtype or "fp32"] if cell.quantiser is None else _CODE)
+    work = replace(work, bytes_min=work.bytes_min - as_given + bytes_of(cell, tokens, documents))
+    # a quantiser is what the documents went through: who leaves the query as given multiplies on the unit of its dtype
+    return replace(work, unit=unit or unit_of(cell.model_copy(update={"quantiser": None})))
 
 
 def unit_of(cell: Cell) -> str:
