@@ -6,7 +6,7 @@ Room: `report`. May import: record, declare. Reading goes through the store, so 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +39,15 @@ class Results:
         rows: the same rows as objects, in the order of the frame.
         paths: source → file.
         environments: environment id → what was captured.
+        earlier: rows that a newer one of their cell and backend replaced, with their sources; nothing shows them, but
+            what was timed in turn with one of them can be compared with it.
     """
 
     frame: pd.DataFrame
     rows: tuple[Row, ...]
     paths: Mapping[str, Path]
     environments: Mapping[str, Any] = field(default_factory=dict)
+    earlier: tuple[tuple[Row, str], ...] = ()
 
     def samples(self, source: str) -> dict[str, Any]:
         """Row key → raw samples of one CSV; empty where none were kept."""
@@ -60,7 +63,7 @@ class Results:
     def only(self, mask: pd.Series) -> Results:
         """The rows where `mask` (aligned with the frame) holds."""
         kept = [row for row, wanted in zip(self.rows, mask, strict=True) if wanted]
-        return Results(self.frame[mask].reset_index(drop=True), tuple(kept), self.paths, self.environments)
+        return replace(self, frame=self.frame[mask].reset_index(drop=True), rows=tuple(kept))
 
     def experiment(self, *names: str) -> Results:
         """The rows of the named experiments."""
@@ -102,7 +105,10 @@ def load(roots: Sequence[Path]) -> Results:
                 for side in (f"{PER_QUERY}/*.csv", f"{REPEAT}/*.csv", SELFTEST):
                     for found in sorted(path.parent.glob(side)):
                         paths.setdefault(source_name(found, root), found)
-    return results_of(newest(rows), paths, environments)
+    kept = newest(rows)
+    keys = {row.key for row, _ in kept}
+    earlier = tuple((row, source) for row, source in rows if row.key not in keys)
+    return replace(results_of(kept, paths, environments), earlier=earlier)
 
 
 def source_name(path: Path, root: Path) -> str:

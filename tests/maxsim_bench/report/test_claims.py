@@ -12,6 +12,7 @@ import pytest
 
 from maxsim_bench.declare.experiment import Plan
 from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report.claims import Paper, ledger, read_paper
 from maxsim_bench.report.claims.ledger import VERDICTS, Entry
 from maxsim_bench.report.claims.match import Index, NoAnswer, answer
@@ -403,3 +404,67 @@ def test_a_claim_on_other_data_says_what_it_was_measured_on(paper: Paper, made: 
     entry = verdict(abstract, paper, made.results([row]))
     assert (entry.verdict, entry.measured) == ("holds", "0.0001000")
     assert "offline encoder" in entry.reading
+
+
+def _measured_twice(tmp_path: Path, made: Any, *, both_then: bool) -> Results:
+    """flash-maxsim's row of a first run; eager's of that run (only if `both_then`) and of a later one without it."""
+    at = made.cell("forward", Lq=1024, Ld=1024)
+    flash = made.modelled(at, "flash_maxsim").model_copy(update={"speedup": None})
+    first = made.modelled(at, "eager")
+    later = first.model_copy(update={"backend_version": "2.0", "measured_at": "2026-02-02T03:04:05Z"})
+    early = {"ms": [1.0, 1.0, 2.0], "round": [0, 1, 2], "interleaved_with": "first"}
+    rows = [flash, first, later] if both_then else [flash, later]
+    root = made.written(tmp_path / "results", rows)
+    kept = {
+        flash.key: early,
+        first.key: {**early, "ms": [3.0, 3.0, 6.0]},
+        later.key: {"ms": [9.0, 9.0], "round": [0, 1], "interleaved_with": "later"},
+    }
+    append_samples(root / "h200" / "forward.csv", {row.key: kept[row.key] for row in rows})
+    return load([root])
+
+
+def test_a_baseline_measured_again_alone_is_paired_by_its_earlier_rounds(
+    paper: Paper, tmp_path: Path, made: Any
+) -> None:
+    """The newest row of eager took no turns with flash-maxsim's; the one that it replaced did."""
+    results = _measured_twice(tmp_path, made, both_then=True)
+    assert [row.backend_version for row in results.rows if row.backend == "eager"] == ["2.0"]
+    one = claim(metric="speedup", unit="x", value="3", baseline="eager_fp16", gpu="H200")
+    entry = verdict(one, paper, results)
+    assert (entry.verdict, entry.measured) == ("holds", "3.000")
+    assert "measured again later, without it" in entry.reading
+
+
+def test_rows_that_never_took_turns_are_to_be_measured_again_together(paper: Paper, tmp_path: Path, made: Any) -> None:
+    """A command that measured the baseline alone would find it finished, or leave it without common rounds again."""
+    one = claim(metric="speedup", unit="x", value="3", baseline="eager_fp16", gpu="H200")
+    entry = verdict(one, paper, _measured_twice(tmp_path, made, both_then=False))
+    assert (entry.verdict, entry.why) == (
+        "not measured",
+        "flash_maxsim and eager share no rounds, so no ratio can be paired",
+    )
+    assert entry.command.startswith("maxsim-bench run forward")
+    assert entry.command.endswith("--force")
+    assert "--backend" not in entry.command
+
+
+def test_steps_through_another_loss_answer_only_until_those_of_the_published_one_are_there(
+    paper: Paper, made: Any
+) -> None:
+    def row(experiment: str, loss: str, extra: int) -> Row:
+        at = made.cell(
+            experiment, op="training_step", Nq=64, B=64, Lq=1024, Ld=1024, variant=f"loss={loss}", memory_cap=None
+        )
+        update = {"backend": "train_flash_maxsim", "peak_extra_bytes": extra}
+        return made.modelled(at, "fused").model_copy(update=update)
+
+    one = claim(
+        paper_element="tab:train", experiment="training_step", backend="unified", Nq=64, B=64, metric="peak_gb",
+        value="0.239", unit="GB",
+    )  # fmt: skip
+    other, own = row("training_step", "cross_entropy", 10**9), row("memory_audit", "sum", 10**8)
+    early, late = verdict(one, paper, made.results([other])), verdict(one, paper, made.results([other, own]))
+    assert (early.cell, late.cell) == (other.cell.hash(), own.cell.hash())
+    assert "the loss is the cross-entropy" in early.reading
+    assert "cross-entropy" not in late.reading

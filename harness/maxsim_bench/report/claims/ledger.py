@@ -154,8 +154,20 @@ def _found(claim: Claim, context: _Context) -> _Found:
         missing = reason(claim, context.paper, context.declared)
         return _Found(why=missing.why, command=missing.command)
     except NoValue as told:  # a row is there, but not this number of it, or not its baseline's
-        whose = claim.model_copy(update={"backend": claim.baseline, "baseline": ""}) if claim.baseline else claim
-        return _Found(why=str(told), command=reason(whose, context.paper, context.declared).command)
+        return _Found(why=str(told), command=_remedy(claim, context, again=told.again))
+
+
+def _remedy(claim: Claim, context: _Context, *, again: bool) -> str:
+    """The command for a number that the rows lack: measures the baseline, or everything on the cell again and in turn.
+
+    Half a cell is not measured again: what shared rounds with it would share them no longer.
+    """
+    if again:
+        whole = claim.model_copy(update={"baseline": claim.baseline or claim.backend})
+        command = reason(whole, context.paper, context.declared).command
+        return f"{command} --force" if command else ""
+    base = claim.model_copy(update={"backend": claim.baseline, "baseline": ""}) if claim.baseline else claim
+    return reason(base, context.paper, context.declared).command
 
 
 def _judged(claim: Claim, context: _Context) -> _Found:
@@ -208,17 +220,18 @@ def _number(claim: Claim, rows: Sequence[Row], found: Answer, context: _Context,
     """The claim's number over the rows: one row's, or the extreme that the claim's relation speaks of."""
     paper, index = context.paper, context.index
     bases = baseline_rows(rows, claim, paper, index)
-    values, reasons = [], []
+    values: list[float] = []
+    reasons: list[NoValue] = []
     for row, base in zip(rows, bases, strict=True):
         if row.status != "ok":
-            reasons.append(f"{row.backend} is {row.status} there: {row.error}")
+            reasons.append(NoValue(f"{row.backend} is {row.status} there: {row.error}"))
             continue
         try:
             values.append(value(Asked(claim, row, base, peak or paper.peak(claim), found.who, index, context.results)))
-        except NoValue as reason:
-            reasons.append(str(reason))
+        except NoValue as told:
+            reasons.append(told)
     if not values:
-        raise NoValue(reasons[0])
+        raise reasons[0]
     return _extreme(claim)(values)
 
 
@@ -246,12 +259,25 @@ def _beside(claim: Claim, told: _Found, found: Answer, context: _Context) -> Non
     bases = baseline_rows(found.rows, claim, context.paper, context.index) if claim.metric == "speedup" else []
     if any(base is not None and base.cell != row.cell for row, base in zip(found.rows, bases, strict=False)):
         told.also("a ratio of medians: the baseline was measured on a cell of its own")
+    if any(
+        base is not None and _replaced(claim, row, base, found, context)
+        for row, base in zip(found.rows, bases, strict=False)
+    ):
+        told.also("the baseline as it was timed in turn with this row; it was measured again later, without it")
     if claim.metric in ("peak_gb", "memory_ratio") and (peak.bytes or "fp32_inputs" in peak.resident):
         try:
             bare = _number(claim, found.rows, found, context, FOOTPRINT)
         except NoValue:
             return
         told.also(f"as published ({peak.why}); without that: {names.number(bare, 4)} {claim.unit}")
+
+
+def _replaced(claim: Claim, row: Row, base: Row, found: Answer, context: _Context) -> bool:
+    """Whether the ratio is to an earlier measurement of the baseline, because the newest took no turns with the row."""
+    if base.cell != row.cell or (row.speedup is not None and row.speedup_baseline == base.backend):
+        return False
+    asked = Asked(claim, row, base, context.paper.peak(claim), found.who, context.index, context.results)
+    return asked.in_turn(base) not in (base, None)
 
 
 def _counted(claim: Claim, told: _Found, context: _Context) -> _Found:

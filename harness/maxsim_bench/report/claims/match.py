@@ -51,10 +51,19 @@ class Index:
                 self._rows.setdefault((name, row.backend), []).append(row)
             self.sources[row.key] = source
             self.cells.setdefault(row.cell.hash(), {})[row.backend] = row
+        self._earlier: dict[tuple[str, str], list[Row]] = {}
+        for row, source in results.earlier:
+            self._earlier.setdefault((row.cell.hash(), row.backend), []).append(row)
+            self.sources.setdefault(row.key, source)
 
     def of(self, experiment: str, backend: str) -> list[Row]:
         """Rows of one backend in one experiment."""
         return self._rows.get((experiment, backend), [])
+
+    def earlier(self, row: Row) -> list[Row]:
+        """Finished rows of the same cell and backend that this one replaced, the newest first."""
+        found = [r for r in self._earlier.get((row.cell.hash(), row.backend), []) if r.status == "ok"]
+        return sorted(found, key=lambda r: r.measured_at or "", reverse=True)
 
 
 def _names(row: Row) -> set[str]:

@@ -29,7 +29,15 @@ _RESIDENT: dict[str, Callable[[Row], int]] = {
 
 
 class NoValue(LookupError):  # noqa: N818  # it is a finding, not an error of the program
-    """The rows do not hold the number; the message says why."""
+    """The rows do not hold the number; the message says why.
+
+    Attributes:
+        again: the rows are there, but have to be measured again to hold it.
+    """
+
+    def __init__(self, why: str, *, again: bool = False) -> None:
+        super().__init__(why)
+        self.again = again
 
 
 @dataclass(frozen=True)
@@ -64,11 +72,21 @@ class Asked:
         """Times of the row and of another of its cell, entry i of both from one round; empty if not timed in turn."""
         return common_rounds(self._record(self.row), self._record(base))
 
-    def _record(self, row: Row) -> dict[str, Any]:
+    def in_turn(self, base: Row) -> Row | None:
+        """The measurement of the baseline that took turns with the row: the newest, else an earlier one, else None."""
+        if len(self.rounds(base)[0]) >= 2:
+            return base
+        mine = self._kept(self.row)
+        return next((b for b in self.index.earlier(base) if len(common_rounds(mine, self._kept(b))[0]) >= 2), None)
+
+    def _kept(self, row: Row) -> Any:
         source = self.index.sources[row.key]
-        kept = _samples(self.results, source).get(row.key) if source in self.results.paths else None
+        return _samples(self.results, source).get(row.key) if source in self.results.paths else None
+
+    def _record(self, row: Row) -> dict[str, Any]:
+        kept = self._kept(row)
         if not isinstance(kept, dict) or "ms" not in kept:
-            raise NoValue("no raw samples were kept for this row")
+            raise NoValue("no raw samples were kept for this row", again=True)
         return kept
 
 
@@ -89,7 +107,7 @@ def _samples(results: Results, source: str) -> dict[str, Any]:
 def footprint(row: Row, peak: Peak) -> float:
     """Bytes: what a call allocated at most, and what was resident beside it under that reading."""
     if row.peak_extra_bytes is None:
-        raise NoValue("the row holds no memory reading")
+        raise NoValue("the row holds no memory reading", again=True)
     return row.peak_extra_bytes + sum(_RESIDENT[name](row) for name in peak.resident) + peak.bytes
 
 
@@ -97,7 +115,7 @@ def _column(name: str, factor: float = 1.0) -> Callable[[Asked], float]:
     def read(asked: Asked) -> float:
         value = getattr(asked.row, name)
         if value is None:
-            raise NoValue(f"the row holds no {name}")
+            raise NoValue(f"the row holds no {name}", again=True)
         return float(value) * factor
 
     return read
@@ -138,9 +156,10 @@ def _speedup(asked: Asked) -> float:
         return row.speedup
     if row.cell != base.cell:
         return _column("latency_ms")(replace(asked, row=base)) / _column("latency_ms")(asked)
-    mine, theirs = asked.rounds(base)
-    if len(mine) < 2:
-        raise NoValue(f"{row.backend} and {base.backend} share no rounds, so no ratio can be paired")
+    partner = asked.in_turn(base)
+    if partner is None:
+        raise NoValue(f"{row.backend} and {base.backend} share no rounds, so no ratio can be paired", again=True)
+    mine, theirs = asked.rounds(partner)
     return float(np.median(np.array(theirs) / np.array(mine)))
 
 
