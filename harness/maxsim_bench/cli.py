@@ -16,7 +16,7 @@ import click
 from maxsim_bench import __version__
 from maxsim_bench.declare.experiment import PROFILES, DeclarationError
 from maxsim_bench.options import Finite, experiments_option, grid_options, json_option, places_options, results_option
-from maxsim_bench.stopping import terminated_as_interrupted
+from maxsim_bench.stopping import STOPPED, terminated_as_interrupted
 
 
 class Commands(click.Group):
@@ -32,7 +32,7 @@ class Commands(click.Group):
             with terminated_as_interrupted():
                 return super().invoke(ctx)
         except KeyboardInterrupt:
-            click.echo("Stopped. Every finished row is kept; the same command goes on from there.", err=True)
+            click.echo(STOPPED, err=True)
             ctx.exit(1)
         except OSError as error:
             if error.filename is None:

@@ -6,10 +6,13 @@ Orchestration beside `cli.py`. Imports nothing else of ours.
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+STOPPED = "Stopped. Every finished row is kept; the same command goes on from there."
 
 
 @contextmanager
@@ -33,3 +36,14 @@ def terminated_as_interrupted() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL if before is None else before)
+
+
+@contextmanager
+def stopped_in_one_line() -> Iterator[None]:
+    """Around a command: being asked to stop is one line and exit code 1, not a traceback."""
+    try:
+        with terminated_as_interrupted():
+            yield
+    except KeyboardInterrupt:
+        print(STOPPED, file=sys.stderr, flush=True)
+        raise SystemExit(1) from None

@@ -1,0 +1,66 @@
+"""Processes of our own that tell what they find over a pipe, and that end at once when they are to.
+
+Orchestration beside `cli.py`. Imports nothing else of ours. A pool of the standard library waits for whatever its
+processes are in before it lets go, so Ctrl-C would not end a command before its longest step does.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from multiprocessing.connection import Connection
+from typing import Any
+
+# What ends the parent reaches its children too, where both are in the foreground of a terminal or in one job of a
+# scheduler. They leave it to the parent, or its last row would be that they died.
+_PARENTS = {signal.SIGINT, signal.SIGTERM}
+
+
+class Child:
+    """A process that runs `work(channel, *arguments)`; `channel` is the other end of what it reads and writes.
+
+    Its end closes its side, so that `channel.recv` raises `EOFError`. It ends when its parent does.
+    """
+
+    def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Start it. `work` and `arguments` are pickled."""
+        context = get_context("spawn")
+        self.channel, theirs = context.Pipe()
+        self._process = context.Process(target=_run, args=(theirs, work, arguments), daemon=True)
+        with _blocked(_PARENTS):
+            self._process.start()
+        theirs.close()
+
+    def end(self, patience: float = 0.0) -> int | None:
+        """Kill it if it still lives after so many seconds, and wait; its exit status. Safe to call twice."""
+        self._process.join(patience)
+        self._process.kill()
+        self._process.join()
+        self.channel.close()
+        return self._process.exitcode
+
+
+def _run(channel: Connection, work: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    work(channel, *arguments)
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+@contextmanager
+def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
+    """Hold these signals back in this thread; what it starts holds them back for good, as they are inherited."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
