@@ -1,4 +1,4 @@
-"""The audit as rows: one a dtype and path, resumed; a bug is an `incorrect` row and exit code 1; Ctrl-C ends it at once."""
+"""The audit as rows: one a dtype and path, resumed; a bug is an `incorrect` row and exit code 1; Ctrl-C ends it."""
 
 from __future__ import annotations
 
