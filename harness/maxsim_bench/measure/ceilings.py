@@ -17,6 +17,9 @@ Binding = Literal["compute", "memory", "launch"]
 
 _MATRIX = {"cuda": 8192, "cpu": 1024}
 _STREAM_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
+# Documents of 300 tokens of 128 fp16: a thousand and ten thousand of them. A processor reads less in the same time.
+_SHORT_BYTES = {"cuda": (76_800_000, 768_000_000), "cpu": (1 << 22, 1 << 25)}
+_SHORT_BUDGET = TimingBudget(seconds=0.1, warmup_seconds=0.05)  # of each, to stay below a second in all
 
 _FAST_END = 0.05  # quantile of the samples that a ceiling is taken from; the very fastest may be a glitch
 
@@ -39,6 +42,8 @@ class Ceilings:
         sources: which measurement each ceiling came from.
         all_measured: every candidate, by name, in its unit.
         missing: what could not be measured, and why.
+        read_by_bytes: bytes (as text) → GB/s of one launch that only reads so many, with a cold L2 as rows are timed: a
+            launch begins and ends, so one that reads little stays below `read_gbs` whatever it does.
     """
 
     device: str
@@ -49,6 +54,7 @@ class Ceilings:
     sources: dict[str, str] = field(default_factory=dict)
     all_measured: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
+    read_by_bytes: dict[str, float] = field(default_factory=dict)
 
     def to_record(self) -> dict[str, Any]:
         """Plain mapping, for `environment.json`."""
@@ -104,11 +110,16 @@ def measure_ceilings(device: str, budget: TimingBudget | None = None, offers: It
             best[offer.unit] = (rate, offer.name)
     launch = _time(_empty_kernel, "warm_l2", budget, device) if device == "cuda" else None
     host = _time(_empty_kernel if device == "cuda" else _nothing, "host", budget, device)
+    short: dict[str, float] = {}
+    for size in _SHORT_BYTES[device]:
+        try:
+            short[str(size)] = size / _time(_only_read(size, device), "cold_l2", _SHORT_BUDGET, device) / 1e6
+        except Exception as error:  # as above: what cannot be measured is named, and stops nothing
+            missing[f"read_by_bytes {size}"] = describe(error)
     read = best.pop("read", (None, ""))
     sources = {unit: name for unit, (_, name) in best.items()} | ({"read": read[1]} if read[0] else {})
-    return Ceilings(
-        device, {unit: rate for unit, (rate, _) in best.items()}, read[0], launch, host, sources, found, missing
-    )
+    rates = {unit: rate for unit, (rate, _) in best.items()}
+    return Ceilings(device, rates, read[0], launch, host, sources, found, missing, short)
 
 
 def percent_of_ceiling(
@@ -182,29 +193,42 @@ def _matmul(unit: str, n: int, device: str) -> Callable[[], Call]:
 def _read_offers(device: str) -> list[Offer]:
     size = _STREAM_BYTES[device]
 
-    def source() -> Any:
-        import torch
-
-        return torch.ones(size // 4, dtype=torch.float32, device=device)
-
     def copy() -> Call:
         import torch
 
-        x = source()
+        x = _source(size, device)
         y = torch.empty_like(x)
         return lambda: y.copy_(x)
 
     def reduction() -> Call:
-        x = source()
+        x = _source(size, device)
         return lambda: x.sum()
 
-    def streaming() -> Call:
+    offers = [Offer("read_copy", "read", copy, 2.0 * size), Offer("read_reduction", "read", reduction, float(size))]
+    if device == "cuda":
+        offers.append(Offer("read_triton", "read", _only_read(size, device), float(size)))
+    return offers
+
+
+def _only_read(size: int, device: str) -> Callable[[], Call]:
+    """Makes a call that reads `size` bytes once: the Triton kernel, on a processor a sum."""
+
+    def make() -> Call:
+        x = _source(size, device)
+        if device != "cuda":
+            return lambda: x.sum()
         from maxsim_bench.measure.streaming import streaming_read
 
-        return streaming_read(source())
+        return streaming_read(x)
 
-    offers = [Offer("read_copy", "read", copy, 2.0 * size), Offer("read_reduction", "read", reduction, float(size))]
-    return [*offers, Offer("read_triton", "read", streaming, float(size))] if device == "cuda" else offers
+    return make
+
+
+def _source(size: int, device: str) -> Any:
+    """[size / 4] fp32 ones."""
+    import torch
+
+    return torch.ones(size // 4, dtype=torch.float32, device=device)
 
 
 def _empty_kernel() -> Call:

@@ -92,10 +92,23 @@ def read_environments(folder: Path) -> dict[str, Any]:
 
 
 def add_environments(folder: Path, environments: Mapping[str, Any]) -> None:
-    """Keep environments by id. What is there stays; facts that an earlier writer did not have (ceilings) are added."""
+    """Keep environments by id. What is there stays; facts that an earlier writer did not have are added.
+
+    So are parts of a fact that is a table: a ceiling that an earlier session did not measure.
+    """
     with hold(folder / "environment.json.lock", what=str(folder / "environment.json")):
         known = read_environments(folder)
-        merged = known | {key: {**facts, **known.get(key, {})} for key, facts in environments.items()}
+        merged = known | {key: _completed(known.get(key, {}), facts) for key, facts in environments.items()}
         if merged != known:
             text = json.dumps(merged, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
             replace_file(folder / "environment.json", text.encode("utf-8"))
+
+
+def _completed(known: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
+    """`known`, and what `facts` has beside it, in itself and in its tables."""
+    tables = {}
+    for name, fact in facts.items():
+        there = known.get(name)
+        if isinstance(fact, Mapping) and isinstance(there, Mapping):
+            tables[name] = {**fact, **there}
+    return {**facts, **known, **tables}

@@ -50,6 +50,45 @@ def test_ceilings_survive_a_file(processor: Ceilings) -> None:
     assert Ceilings.from_record(json.loads(json.dumps(processor.to_record()))) == processor
 
 
+def test_a_record_of_before_short_reads_were_measured_is_read() -> None:
+    record = CARD.to_record()
+    del record["read_by_bytes"]
+    assert Ceilings.from_record(record) == CARD
+
+
+def test_what_a_short_launch_reads_is_measured_as_rows_are_in_less_than_a_second(
+    processor: Ceilings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the L2 cold, by a call that reads exactly so many bytes."""
+    assert list(processor.read_by_bytes) == ["4194304", "33554432"]
+    assert all(rate > 0.1 for rate in processor.read_by_bytes.values())
+    timed: list[tuple[str, int, TimingBudget]] = []
+
+    def time_once(make: object, policy: str, budget: TimingBudget, device: str) -> float:
+        call = make()  # type: ignore[operator]
+        source = call.__closure__[0].cell_contents if call.__closure__ else None
+        timed.append((policy, source.nbytes if isinstance(source, torch.Tensor) else 0, budget))
+        return 1.0
+
+    monkeypatch.setattr(ceilings, "_time", time_once)
+    monkeypatch.setitem(ceilings._MATRIX, "cpu", 64)
+    found = measure_ceilings("cpu", QUICK)
+    short = [(size, budget) for policy, size, budget in timed if policy == "cold_l2"]
+    assert [size for size, _ in short] == [4194304, 33554432]
+    assert sum(budget.seconds + budget.warmup_seconds for _, budget in short) < 1.0
+    assert found.read_by_bytes == {"4194304": pytest.approx(4.194304), "33554432": pytest.approx(33.554432)}
+    assert ceilings._SHORT_BYTES["cuda"] == (1000 * 300 * 128 * 2, 10000 * 300 * 128 * 2)
+
+
+def test_a_short_read_that_fails_is_named_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ceilings._MATRIX, "cpu", 64)
+    monkeypatch.setitem(ceilings._STREAM_BYTES, "cpu", 1 << 20)
+    monkeypatch.setitem(ceilings._SHORT_BYTES, "cpu", (1 << 20, 1 << 62))
+    found = measure_ceilings("cpu", QUICK)
+    assert list(found.read_by_bytes) == [str(1 << 20)]
+    assert f"read_by_bytes {1 << 62}" in found.missing
+
+
 def test_an_offer_raises_a_ceiling_and_a_broken_one_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ceilings._MATRIX, "cpu", 64)
     monkeypatch.setitem(ceilings._STREAM_BYTES, "cpu", 1 << 20)
@@ -110,4 +149,6 @@ def test_a_card_reaches_much_of_its_data_sheet_and_never_more() -> None:
     sheet = peak_of(torch.cuda.get_device_name())
     if sheet is not None:
         assert 0.6 * sheet.gbs < found.read_gbs < 1.05 * sheet.gbs
+        assert all(0.2 * sheet.gbs < rate < 1.05 * sheet.gbs for rate in found.read_by_bytes.values())
+        assert len(found.read_by_bytes) == 2
         assert 0.4 * sheet.half < found.matmul_tflops["fp16"] < 1.05 * sheet.half

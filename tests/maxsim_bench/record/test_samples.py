@@ -60,6 +60,18 @@ def test_ceilings_that_a_later_run_measured_join_the_environment_of_an_earlier_o
     assert read_environments(tmp_path) == {"x": {"torch": "1", "ceilings": {"read_gbs": 4500.0}}}
 
 
+def test_a_ceiling_that_an_earlier_session_did_not_measure_joins_those_it_did(tmp_path: Path) -> None:
+    add_environments(tmp_path, {"x": {"gpu": "a", "ceilings": {"read_gbs": 4500.0}, "git_commit": "1"}})
+    later = {"ceilings": {"read_gbs": 4400.0, "read_by_bytes": {"768000000": 4100.0}}, "git_commit": "2"}
+    add_environments(tmp_path, {"x": later})
+    assert read_environments(tmp_path)["x"] == {
+        "gpu": "a", "ceilings": {"read_gbs": 4500.0, "read_by_bytes": {"768000000": 4100.0}}, "git_commit": "1",
+    }  # fmt: skip
+    add_environments(tmp_path, {"y": {"ceilings": "unknown: it crashed"}})
+    add_environments(tmp_path, {"y": {"ceilings": {"read_gbs": 4400.0}}})
+    assert read_environments(tmp_path)["y"] == {"ceilings": "unknown: it crashed"}
+
+
 @pytest.mark.parametrize("text", ["{", "[]"])
 def test_a_broken_environment_file_is_told_and_kept(tmp_path: Path, text: str) -> None:
     (tmp_path / "environment.json").write_text(text)
