@@ -169,8 +169,9 @@ def fidelity(into: Path | None, results: Path, as_json: bool, **given: Any) -> N
 @main.command()
 @click.option("--check", is_flag=True, help="Write nothing; exit code 1 if something committed no longer follows.")
 @click.option("--local", is_flag=True, help="Also a report with this machine's rows, in figures/local.")
+@click.option("--pdf", type=click.Path(path_type=Path, dir_okay=False), help="Also the report as one PDF, here.")
 @places_options
-def report(check: bool, local: bool, **folders: Path) -> None:
+def report(check: bool, local: bool, pdf: Path | None, **folders: Path) -> None:
     """Make tables, figures, verdicts and the page.
 
     Everything follows from the committed rows; with --local this machine's rows are shown beside them.
@@ -181,11 +182,14 @@ def report(check: bool, local: bool, **folders: Path) -> None:
     from maxsim_bench.reporting import Places, report_lines, stale, write
 
     places = Places(**folders)
+    if check and pdf is not None:
+        raise click.UsageError("--check writes nothing. Leave out --pdf, or call it by itself.")
     if check:
         found = stale(places)
         click.echo("\n".join(found) if found else "everything committed follows from the results")
         sys.exit(1 if found else 0)
-    click.echo("\n".join(report_lines(write(places, local=local, say=lambda line: click.echo(line, err=True)))))
+    made = write(places, local=local, pdf=pdf, say=lambda line: click.echo(line, err=True))
+    click.echo("\n".join(report_lines(made)))
 
 
 @main.command()

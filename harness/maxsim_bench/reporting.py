@@ -38,13 +38,16 @@ class Places:
         return [self.results, *([self.local] if local and any(self.local.glob("*.csv")) else [])]
 
 
-def write(places: Places, *, local: bool, say: Callable[[str], None]) -> list[ReportPaths]:
-    """The report of the committed results, and where asked for and there one with this machine's rows."""
+def write(places: Places, *, local: bool, say: Callable[[str], None], pdf: Path | None = None) -> list[ReportPaths]:
+    """The report of the committed results, and where asked for and there one with this machine's rows.
+
+    `pdf`: where the first of them goes as one document.
+    """
     from maxsim_bench.report.build import Places as Beside
     from maxsim_bench.report.build import build_report
 
     beside = Beside(places.experiments)
-    made = [build_report([places.results], places.figures, places=beside, readme=places.readme, say=say)]
+    made = [build_report([places.results], places.figures, places=beside, readme=places.readme, pdf=pdf, say=say)]
     if local and len(places.roots(local=True)) > 1:
         command = ("maxsim-bench", "report", "--local")
         made.append(
@@ -69,6 +72,7 @@ def report_lines(made: Sequence[ReportPaths]) -> list[str]:
         lines.append(
             f"{paths.page}: {len(paths.tables)} tables, {len(paths.figures)} figures ({paths.drawn} drawn now)"
         )
+        lines += [f"{paths.pdf}: the report as one document"] if paths.pdf is not None else []
         lines += [f"removed {name}: no row makes it any more" for name in paths.removed]
         lines.append("claims: " + ", ".join(f"{count} {verdict}" for verdict, count in paths.verdicts.items() if count))
     return lines

@@ -26,6 +26,7 @@ from maxsim_bench.report.goals import read_goals
 from maxsim_bench.report.load import Results, load
 from maxsim_bench.report.origins import FOLDER, Origins, origins
 from maxsim_bench.report.page import Page, write_page
+from maxsim_bench.report.pdf import write_pdf
 from maxsim_bench.report.readme import readme_block, replace_block
 from maxsim_bench.report.sidecar import Sidecar, read_sidecar, sidecar_of
 from maxsim_bench.report.tables import Table
@@ -64,7 +65,7 @@ class ReportPaths:
 
     Attributes:
         out: the folder; tables and figures: sidecars below it; page: the HTML page; readme: the file whose block was
-            replaced, if one was given.
+            replaced, if one was given; pdf: the document, if one was asked for.
         drawn: figures that were drawn anew; the others were up to date.
         removed: artefacts of earlier reports that no longer follow from the rows, now deleted.
         verdicts: verdict → how many claims.
@@ -76,6 +77,7 @@ class ReportPaths:
     page: Path
     readme: Path | None
     drawn: int
+    pdf: Path | None = None
     removed: tuple[str, ...] = ()
     verdicts: dict[str, int] = field(default_factory=dict)
 
@@ -110,6 +112,7 @@ def build_report(
     places: Places | None = None,
     readme: Path | None = None,
     command: Sequence[str] = COMMAND,
+    pdf: Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> ReportPaths:
     """Write the report of some results folders.
@@ -118,6 +121,7 @@ def build_report(
         roots: results folders or CSVs; `results` is what is committed, `results/local` this machine's own.
         out: where tables, figures and the page go; artefacts there that no longer follow from the rows are removed.
         readme: a file whose block between the markers is replaced.
+        pdf: where the report goes as one document to be read, if anywhere.
         command: what the sidecars name as the command that made them.
         say: told about progress, a line at a time.
 
@@ -142,11 +146,13 @@ def build_report(
     )
     if readme is not None:
         replace_block(readme, readme_block(report.results, report.artefacts, report.ledger, out.name))
+    if pdf is not None:
+        write_pdf(report, out, pdf)
     return ReportPaths(
         out=out,
         tables=tuple(out / f"{s.name}.json" for s in sidecars if s.kind == "table"),
         figures=tuple(out / f"{s.name}.json" for s in sidecars if s.kind == "figure"),
-        page=page, readme=readme, drawn=drawn, removed=tuple(removed), verdicts=report.ledger.counts(),
+        page=page, readme=readme, pdf=pdf, drawn=drawn, removed=tuple(removed), verdicts=report.ledger.counts(),
     )  # fmt: skip
 
 

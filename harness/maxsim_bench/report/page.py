@@ -33,6 +33,17 @@ _ENVIRONMENT = (
     "git_commit", "git_dirty",
 )  # fmt: skip
 
+PROTOCOL = (
+    "Inputs are random unit vectors drawn once a cell from its seed, the same tensors for every backend; casting, "
+    "padding and quantising happen before the timed region on every side. Backends of a cell are timed by CUDA "
+    "events in random interleaved order, with the L2 overwritten before each sample unless a policy says "
+    "otherwise; sampling stops when the 95 % interval of the median is within 1 % or a cap is reached. A speed-up "
+    "is the median of paired ratios. Memory is measured in a pass of its own with nothing else alive. Every "
+    "output is compared with the FP32 reference before timing and again on what timing produced; a wrong backend "
+    "has no time. The ceiling is what the same timer reached in the same session in matrix products and streaming "
+    "reads. The full text is docs/measurement.md."
+)
+
 
 @dataclass(frozen=True)
 class Page:
@@ -63,7 +74,7 @@ def write_page(page: Page, path: Path) -> Path:
     groups: dict[str, list[dict[str, Any]]] = {}
     for entry in shown:
         groups.setdefault(entry["name"].split("/")[0], []).append(entry)
-    titles, coverage = _coverage(page)
+    titles, covered = coverage(page.results, page.declared)
     frame = page.results.frame
     html = templates().get_template("page.html.j2").render(
         digest=page_hash(page.artefacts),
@@ -78,9 +89,10 @@ def write_page(page: Page, path: Path) -> Path:
         elements=_elements(page.ledger),
         statuses=frame.groupby(["device", "status"]).size().unstack(fill_value=0),
         card=names.card,
-        environments=_environments(page.results),
-        failures=_failures(frame),
-        coverage=coverage,
+        environments=environments(page.results),
+        failures=failures(frame),
+        coverage=covered,
+        protocol=PROTOCOL,
         rows=len(frame),
         link=page.origins.link,
         page_of=page.origins.page_of,
@@ -101,7 +113,7 @@ def _shown(artefact: Artefact, sidecar: Sidecar) -> dict[str, Any]:
     return {**entry, "kind": "table", "columns": artefact.columns, "cells": cells, "long": len(cells) > LONG}
 
 
-def _environments(results: Results) -> list[dict[str, Any]]:
+def environments(results: Results) -> list[dict[str, Any]]:
     """What each environment that a row names was, oldest row first."""
     used = dict.fromkeys(results.frame["environment_id"].dropna())
     found = []
@@ -114,7 +126,7 @@ def _environments(results: Results) -> list[dict[str, Any]]:
     return found
 
 
-def _failures(frame: pd.DataFrame) -> list[dict[str, Any]]:
+def failures(frame: pd.DataFrame) -> list[dict[str, Any]]:
     """Rows without a number, equal ones counted: which backend, what happened, why, on how many cells."""
     failed = frame[~frame["status"].isin(("ok", "unsupported"))]
     if failed.empty:
@@ -141,15 +153,15 @@ def _elements(verdicts: Ledger) -> list[dict[str, Any]]:
     return list(found.values())
 
 
-def _coverage(page: Page) -> tuple[dict[str, str], list[dict[str, Any]]]:
+def coverage(results: Results, declared: Declared) -> tuple[dict[str, str], list[dict[str, Any]]]:
     """Titles of the experiments; and for each declared card how many cells have a row and how to measure the rest."""
-    declared = page.declared.experiments
-    measured = set(page.results.frame["cell_hash"])
-    cards = sorted(set(page.results.frame["device"]))
+    experiments = declared.experiments
+    measured = set(results.frame["cell_hash"])
+    cards = sorted(set(results.frame["device"]))
     lines = []
-    for experiment in declared.values():
+    for experiment in experiments.values():
         for card in dict.fromkeys([*(c for c in experiment.gpus("paper") if c != "any"), *cards]):
-            hashes = {planned.cell.hash() for planned in page.declared.grid(experiment.name, card, "paper")}
+            hashes = {planned.cell.hash() for planned in declared.grid(experiment.name, card, "paper")}
             if hashes:
                 done = len(hashes & measured)
                 command = f"maxsim-bench run {experiment.name} --profile paper"
@@ -162,4 +174,4 @@ def _coverage(page: Page) -> tuple[dict[str, str], list[dict[str, Any]]]:
                         "command": command,
                     }
                 )
-    return {name: e.title for name, e in declared.items()}, lines
+    return {name: e.title for name, e in experiments.items()}, lines

@@ -1,0 +1,132 @@
+"""The report as one PDF: every section in its place, nothing beyond the margins, the same bytes twice."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from maxsim_bench.record.row import Row
+from maxsim_bench.report import pdf as document
+from maxsim_bench.report.build import Places, Report, build_report, compose
+from maxsim_bench.report.page import page_hash
+from maxsim_bench.report.pdf import write_pdf
+from maxsim_bench.report.sheets import _GAP, _TABLE, Sheets, _widths, sheets, width, wrapped
+
+ROOT = Path(__file__).parents[3]
+WORDS = "a word that-is-longer-than-any-column-of-a-table 1.25 ΔnDCG@10 ≥ 5e-4 $x$ and_so_on"
+
+
+@pytest.mark.parametrize("room", [12.0, 40.0, 300.0])
+def test_no_line_is_wider_than_its_room_and_no_letter_is_lost(room: float) -> None:
+    lines = wrapped(WORDS, 7.0, room)
+    assert all(width(line, 7.0) <= room for line in lines)
+    assert "".join("".join(lines).split()) == "".join(WORDS.split())
+
+
+def test_a_measured_width_is_the_one_that_is_drawn() -> None:
+    """matplotlib's own renderer, at one pixel a point and without hinting to whole pixels, is the other opinion."""
+    from matplotlib.font_manager import FontProperties
+    from matplotlib.textpath import TextPath
+
+    drawn = TextPath((0, 0), "The worst of 16 rows", size=50, prop=FontProperties(family="DejaVu Sans"))
+    assert width("The worst of 16 rows", 50) == pytest.approx(drawn.get_extents().x1, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [["1", "2", "3"]],
+        [["a long sentence " * 9, "another one " * 30, "1.25"]] * 3,
+        [["x" * 400, "y" * 300, "z" * 500]],
+    ],
+)
+def test_columns_fit_between_the_margins(cells: list[list[str]]) -> None:
+    room = 500.0
+    widths = _widths(["one", "two", "three"], cells, room)
+    assert sum(widths) + _GAP * 2 <= room + 1e-6
+    short = [i for i in range(3) if max(len(line[i]) for line in cells) < 6]
+    assert all(widths[i] >= max(width(line[i], _TABLE) for line in cells) for i in short), "numbers never wrap"
+
+
+def _document(path: Path) -> Path:
+    with sheets(path, title="t", keywords="k") as out:
+        out.heading("A heading")
+        out.paragraph(WORDS * 20)
+        out.table(["n", "text"], [True, False], [[str(i), WORDS] for i in range(120)])
+    return path
+
+
+def test_a_long_table_goes_on_on_further_pages_and_the_bytes_are_the_same_twice(tmp_path: Path) -> None:
+    one, two = _document(tmp_path / "one.pdf").read_bytes(), _document(tmp_path / "two.pdf").read_bytes()
+    assert one == two
+    pages = re.search(rb"/Count (\d+)", one)
+    assert pages is not None
+    assert int(pages[1]) >= 2
+
+
+def test_a_failure_leaves_no_half_written_file(tmp_path: Path) -> None:
+    def broken() -> None:
+        with sheets(tmp_path / "x.pdf", title="t", keywords="k") as out:
+            out.picture(tmp_path / "not-there.png")
+
+    with pytest.raises(FileNotFoundError):
+        broken()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def report(tmp_path: Path, forward_rows: Any, made: Any) -> Report:
+    failed = Row(
+        cell=made.cell(B=7), backend="lik", backend_version="1.0", gpu="NVIDIA H200", status="crash",
+        error="illegal memory access",
+    )  # fmt: skip
+    made.written(tmp_path / "results", [*forward_rows, failed])
+    return compose([tmp_path / "results"], Places(ROOT / "experiments"))
+
+
+def test_it_reads_from_the_summary_to_what_was_not_measured(
+    tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    headings: list[str] = []
+    rows: list[list[str]] = []
+    heading, table = Sheets.heading, Sheets.table
+
+    def note_heading(self: Sheets, text: str, *, level: int = 1, keep: float = 0.0) -> None:
+        if level == 1:
+            headings.append(text)
+        heading(self, text, level=level, keep=keep)
+
+    def note_table(self: Sheets, headers: Any, right: Any, cells: Any) -> None:
+        assert {len(headers), len(right)} == {len(headers)} | {len(line) for line in cells}
+        rows.extend(cells)
+        table(self, headers, right, cells)
+
+    monkeypatch.setattr(Sheets, "heading", note_heading)
+    monkeypatch.setattr(Sheets, "table", note_table)
+    monkeypatch.setattr(document, "PICTURES", ())
+    path = write_pdf(report, tmp_path, tmp_path / "report.pdf")
+    assert headings == [
+        "Summary", "Environment", "Protocol", "Results", "Goals", "Claims of the paper", "What failed",
+        "What was not measured",
+    ]  # fmt: skip
+    assert any("illegal memory access" in line for line in rows)
+    assert any("maxsim-bench run int8 --profile paper" in line for line in rows)
+    content = path.read_bytes()
+    assert content.startswith(b"%PDF-")
+    assert f"data sha256:{page_hash(report.artefacts)}".encode() in content
+
+
+@pytest.mark.slow
+def test_the_report_writes_it_where_it_is_asked_to_with_its_pictures(
+    tmp_path: Path, forward_rows: Any, made: Any
+) -> None:
+    made.written(tmp_path / "results", forward_rows)
+    out = tmp_path / "figures"
+    places = Places(ROOT / "experiments")
+    paths = build_report([tmp_path / "results"], out, places=places, pdf=tmp_path / "deep" / "report.pdf")
+    assert paths.pdf is not None
+    assert b"/Subtype /Image" in paths.pdf.read_bytes()
+    assert paths.pdf.stat().st_size < 2_000_000
