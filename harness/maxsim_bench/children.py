@@ -15,9 +15,9 @@ from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection
 from typing import Any
 
-# What ends the parent reaches its children too, where both are in the foreground of a terminal or in one job of a
-# scheduler. They leave it to the parent, or its last row would be that they died.
-_PARENTS = {signal.SIGINT, signal.SIGTERM}
+# Ctrl-C reaches children too, where all are in the foreground of a terminal. They leave it to the parent, or they would
+# print a traceback each and look like a crash. Not so SIGTERM, with which the interpreter ends those it still finds.
+_PARENTS = {signal.SIGINT}
 
 
 class Child:

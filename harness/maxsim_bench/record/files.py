@@ -96,8 +96,9 @@ def replace_file(path: Path, data: bytes) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise disk_error(path, error) from error
+    finally:
+        temporary.unlink(missing_ok=True)  # nothing is left of it after Ctrl-C either; gone where it took its place
     _sync_directory(path.parent)
 
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from maxsim_bench.record.files import StoreError, append_durably
+from maxsim_bench.record import files
+from maxsim_bench.record.files import StoreError, append_durably, replace_file
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.store import Store
 
@@ -212,3 +213,17 @@ def test_appending_durably_cuts_what_lies_behind(tmp_path: Path) -> None:
     append_durably(path, b"abcdef", at=0)
     append_durably(path, b"X", at=3)
     assert path.read_bytes() == b"abcX"
+
+
+def test_a_replacement_that_ctrl_c_cuts_short_leaves_the_file_as_it_was_and_nothing_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "x.csv").write_bytes(b"old")
+
+    def interrupted(file: object, data: bytes) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "write_all", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        replace_file(tmp_path / "x.csv", b"new")
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"x.csv": b"old"}

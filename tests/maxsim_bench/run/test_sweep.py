@@ -21,8 +21,10 @@ from maxsim_bench.record import files
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.samples import read_environments, read_samples
 from maxsim_bench.record.store import Store
+from maxsim_bench.run import sweep as sweep_room
 from maxsim_bench.run.lock import DeviceBusyError, device_lock
 from maxsim_bench.run.sweep import Progress, SweepOptions, SweepSummary, growth, run_sweep
+from maxsim_bench.stopping import terminated_as_interrupted
 
 Run = Callable[..., SweepSummary]
 
@@ -283,3 +285,23 @@ def test_a_worker_does_not_outlive_a_killed_sweep(
     process.kill()
     process.communicate()
     wait_for(lambda: gone(int(log.read_text().split()[0])), 5)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_cell_is_written_whole_before_a_sweep_that_is_stopped_ends(
+    run: Run, store: Store, make_experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """The signal comes between the samples and the rows of the first cell."""
+
+    def append_samples(path: Path, samples: dict[str, Any]) -> None:
+        append(path, samples)
+        signal.raise_signal(number)
+
+    append = sweep_room.append_samples
+    monkeypatch.setattr(sweep_room, "append_samples", append_samples)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    with terminated_as_interrupted(), pytest.raises(KeyboardInterrupt):
+        run(make_experiment("a", "b"))
+    assert {(row.backend, row.cell.B) for row in store.rows()} == {("a", 10), ("b", 10)}
+    assert set(read_samples(store.path)) == {row.key for row in store.rows()}
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
