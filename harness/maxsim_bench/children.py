@@ -1,6 +1,6 @@
 """Processes of our own that tell what they find over a pipe, and that end at once when they are to.
 
-Orchestration beside `cli.py`. Imports nothing else of ours. A pool of the standard library waits for whatever its
+Orchestration beside `cli.py`. May import: record. A pool of the standard library waits for whatever its
 processes are in before it lets go, so Ctrl-C would not end a command before its longest step does.
 """
 
@@ -11,9 +11,11 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context, parent_process, resource_tracker
 from multiprocessing.connection import Connection
 from typing import Any
+
+from maxsim_bench.record.files import undisturbed
 
 # Ctrl-C reaches children too, where all are in the foreground of a terminal. They leave it to the parent, or they would
 # print a traceback each and look like a crash. Not so SIGTERM, with which the interpreter ends those it still finds.
@@ -28,10 +30,11 @@ class Child:
 
     def __init__(self, work: Callable[..., None], *arguments: Any) -> None:
         """Start it. `work` and `arguments` are pickled."""
+        resource_tracker.ensure_running()  # starting it, as the first child would, lets the signals through again
         context = get_context("spawn")
         self.channel, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(theirs, work, arguments), daemon=True)
-        with _blocked(_PARENTS):
+        with undisturbed(), _blocked(_PARENTS):  # one that is half started reads the end of its file, and says so
             self._process.start()
         theirs.close()
 

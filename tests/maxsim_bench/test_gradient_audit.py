@@ -205,9 +205,12 @@ def test_a_part_that_fails_says_at_which_pair_and_why(tmp_path: Path, make, told
     assert told in str(failed.value)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_ctrl_c_ends_it_at_once_with_one_line(tmp_path: Path, processes: int) -> None:
-    """As a terminal sends it: to every process of the group. A pair of full length takes a processor seconds."""
+@pytest.mark.parametrize(("processes", "seconds"), [(1, 2.0), (2, 0.4), (2, 3.0)])
+def test_ctrl_c_ends_it_at_once_with_one_line(tmp_path: Path, processes: int, seconds: float) -> None:
+    """As a terminal sends it: to every process of the group, while they start and while they are at a pair.
+
+    A pair of full length takes a processor seconds.
+    """
     command = [
         sys.executable, "-m", "maxsim_bench.gradient_audit", "--into", str(tmp_path), "--processes", str(processes),
     ]  # fmt: skip
@@ -218,12 +221,12 @@ def test_ctrl_c_ends_it_at_once_with_one_line(tmp_path: Path, processes: int) ->
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline and not (tmp_path / "environment.json").exists():
         time.sleep(0.05)
-    time.sleep(2.0)  # it is in its first pairs, or its processes are starting
+    time.sleep(seconds)
     began = time.monotonic()
     os.killpg(running.pid, signal.SIGINT)
     _, told = running.communicate(timeout=60)
     assert time.monotonic() - began < 10
-    assert running.returncode == 1
+    assert running.returncode in (1, -signal.SIGINT)  # the latter where Python was in an `exec` of text, of an import
     assert told == "Stopped. Every finished row is kept; the same command goes on from there.\n"
 
 

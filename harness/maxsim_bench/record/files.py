@@ -9,7 +9,9 @@ import errno
 import json
 import os
 import platform
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -57,6 +59,28 @@ def _holder(path: Path) -> str:
         return f"process {told['pid']} on {told['host']} ({told['command']})"
     except (ValueError, KeyError, OSError):  # the holder has not written its name yet
         return "another process"
+
+
+@contextmanager
+def undisturbed() -> Iterator[None]:
+    """Put off Ctrl-C and SIGTERM to the end of the block: what took minutes is not lost while it is written.
+
+    Nothing is put off outside the main thread, where no handler may be set and none runs.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    held: list[int] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    for number in before:
+        signal.signal(number, lambda number, frame: held.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        for late in held:
+            signal.raise_signal(late)
 
 
 def write_all(file: IO[bytes], data: bytes) -> None:

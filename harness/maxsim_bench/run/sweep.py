@@ -5,11 +5,9 @@ Room: `run`. May import: declare, record, measure, backends.
 
 from __future__ import annotations
 
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.measure import clock
 from maxsim_bench.measure.failures import describe
 from maxsim_bench.measure.timer import TimingBudget
+from maxsim_bench.record.files import undisturbed
 from maxsim_bench.record.row import Row, Status
 from maxsim_bench.record.samples import add_environments, append_samples
 from maxsim_bench.record.store import Store
@@ -208,7 +207,7 @@ class _Sweep:
             samples = result.samples
         order = {name: i for i, name in enumerate(versions)}
         rows.sort(key=lambda row: order[row.backend])
-        with _undisturbed():
+        with undisturbed():
             append_samples(self.store.path, samples)  # first: a row in the store means that its samples are there
             (self.store.replace if self.options.force else self.store.append)(rows)
         for row in rows:
@@ -259,28 +258,6 @@ class _Sweep:
             if grown:
                 return ", ".join(f"{axis}={getattr(other, axis)}" for axis in grown)
         return None
-
-
-@contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Put off Ctrl-C and SIGTERM to the end of the block: what took minutes to measure is not lost while it is written.
-
-    Nothing is put off outside the main thread, where no handler may be set and none runs.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    held: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    for number in before:
-        signal.signal(number, lambda number, frame: held.append(number))
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        for late in held:
-            signal.raise_signal(late)
 
 
 def _narrowed(request: CellRequest, names: list[str]) -> CellRequest:
