@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 # Columns of the data behind a figure of lines: one line a point; `mark` is the status of what gave no number, `cell`
 # leads to the row.
 LINE_COLUMNS = ("panel", "backend", "device", "x", "y", "low", "high", "mark", "cell")
+_LABEL_SHARE = 0.13  # of a panel's width: what a label below its axis takes at most
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class Lines:
-    """How a figure of lines is drawn. `unit_line` is a horizontal bound such as 1 × or 100 %."""
+    """How a figure of lines is drawn.
+
+    Attributes:
+        unit_line: a horizontal bound such as 1 × or 100 %.
+        x_log: whether an axis that spans a factor of four is logarithmic; steps of a run are not.
+    """
 
     x_label: str
     y_label: str
     y_log: bool
     unit_line: float | None = None
+    x_log: bool = True
 
 
 def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
@@ -148,12 +155,25 @@ def _bars(error: np.ndarray) -> np.ndarray | None:
     return error if error.size and (error > 0).any() else None
 
 
+def _apart(x: np.ndarray, *, log: bool) -> list[float]:
+    """The smallest and the largest of sorted values, and those between that leave room for a label at each."""
+    if len(x) < 2:
+        return list(x)
+    places = np.log(x) if log else x
+    shares = (places - places[0]) / (places[-1] - places[0])
+    kept = [0]
+    for i in range(1, len(x) - 1):
+        if shares[i] - shares[kept[-1]] >= _LABEL_SHARE and 1 - shares[i] >= _LABEL_SHARE:
+            kept.append(i)
+    return [float(x[i]) for i in [*kept, len(x) - 1]]
+
+
 def _scales(ax: Any, part: pd.DataFrame, lines: Lines) -> None:
     x = np.unique(part["x"].to_numpy(dtype=float))
-    if len(x) > 1 and x[0] > 0 and x[-1] / x[0] >= 4:
+    if lines.x_log and len(x) > 1 and x[0] > 0 and x[-1] / x[0] >= 4:
         ax.set_xscale("log")
         ax.minorticks_off()
-    ticks = x if len(x) <= 6 else x[np.unique(np.linspace(0, len(x) - 1, 6).round().astype(int))]
+    ticks = _apart(x, log=ax.get_xscale() == "log")
     ax.set_xticks(ticks, [names.count(value) for value in ticks])
     if len(x) > 1:
         ax.set_xlim(_margin(x[0], x[-1], ax.get_xscale()))

@@ -1,6 +1,6 @@
 """Sheets of A4 with headings, paragraphs, booktabs tables and pictures, set by matplotlib into one PDF.
 
-Room: `report`. Imports nothing else of ours. matplotlib is imported in the functions that draw. It has no page
+Room: `report`. Imports `style` alone of ours. matplotlib is imported in the functions that draw. It has no page
 layout, so this is the little that a report needs: words measured by their advance widths, lines broken, tables over
 several pages.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from maxsim_bench.declare.cell import Cell
@@ -12,7 +13,7 @@ from maxsim_bench.record.row import Row
 from maxsim_bench.report import style
 from maxsim_bench.report.axes import MOST_PANELS, panels, slice_for_figures, varying
 from maxsim_bench.report.elements import artefacts, makers
-from maxsim_bench.report.figures import Figure
+from maxsim_bench.report.figures import Figure, _apart
 from maxsim_bench.report.load import load
 from maxsim_bench.report.tables import Table
 
@@ -291,3 +292,16 @@ def test_the_table_of_limits_sets_ours_beside_the_faster_peer(made: Any) -> None
     first = table.frame[table.frame["Nq"] == 64].iloc[0]
     assert first["ratio"] == pytest.approx(min(peers["flash_maxsim"], peers["lik"]) / peers["fused"])
     assert "uniform:20:512 (packed)" in set(table.frame["Ld"])
+
+
+@pytest.mark.parametrize(
+    ("x", "log", "shown"),
+    [
+        ([1.0, 2.0, 3.0], False, [1.0, 2.0, 3.0]),
+        ([1e3, 1e4, 1e5, 1.5e5, 1.75e5], True, [1e3, 1e4, 1.75e5]),  # 100K lies too close to 175K
+        ([7.0, 14.0, 80.0, 150.0, 156.0], False, [7.0, 80.0, 156.0]),
+        ([5.0], False, [5.0]),
+    ],
+)
+def test_labels_of_an_axis_leave_room_for_each_other(x: list[float], log: bool, shown: list[float]) -> None:
+    assert _apart(np.array(x), log=log) == shown

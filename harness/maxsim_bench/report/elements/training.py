@@ -132,7 +132,7 @@ def loss_curves(results: Results) -> Iterator[Figure]:
 
 def draw_losses(data: pd.DataFrame) -> Drawing:
     """Lines as everywhere."""
-    return draw_lines(data, Lines("step", "cross-entropy", y_log=False))
+    return draw_lines(data, Lines("step", "cross-entropy", y_log=False, x_log=False))
 
 
 @element
