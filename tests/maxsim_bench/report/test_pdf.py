@@ -121,8 +121,9 @@ def test_it_reads_from_the_summary_to_what_was_not_measured(
 
 @pytest.mark.slow
 def test_the_report_writes_it_where_it_is_asked_to_with_its_pictures(
-    tmp_path: Path, forward_rows: Any, made: Any
+    tmp_path: Path, forward_rows: Any, made: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(document, "PICTURES", ("forward/latency-over-B", "not/there"))
     made.written(tmp_path / "results", forward_rows)
     out = tmp_path / "figures"
     places = Places(ROOT / "experiments")
