@@ -1,5 +1,6 @@
 # Arguments of kernels have no Python types, and Gluon gives integers methods.
 # mypy: disable-error-code="no-untyped-def, attr-defined"
+# ruff: noqa: RUF005 (the compiler of kernels adds tuples and does not unpack them)
 """Device side of the Hopper forward: Gluon kernels for sm_90. `hopper.py` plans, checks and launches them.
 
 Room: `fused`. May import: triton. Imported by `hopper.py` only when a kernel is compiled; importing it needs no GPU.
@@ -195,9 +196,71 @@ def _max_nan(a, b):
 
 
 @gluon.jit
-def _later_wins(v1, i1, v2, i2):
-    """The greater of two values with its index; the first where they are equal, so the first must come first."""
-    return gl.maximum(v1, v2, propagate_nan=ALL), gl.where(v2 > v1, i2, i1)
+def _leaves(x, BM: gl.constexpr, J: gl.constexpr):
+    """x [BM, J, 4] as J tensors [BM, 4], in order: a renaming of registers."""
+    if J == 1:
+        found = (gl.reshape(x, [BM, 4]),)
+    else:
+        first, second = gl.split(gl.permute(gl.reshape(x, [BM, 2, J // 2, 4]), (0, 2, 3, 1)))
+        found = _leaves(first, BM, J // 2) + _leaves(second, BM, J // 2)
+    return found
+
+
+@gluon.jit
+def _columns(x, BM: gl.constexpr, N: gl.constexpr):
+    """The N / 4 columns of x [BM, N] that a thread holds, as tensors [BM, 4] from left to right."""
+    even, odd = gl.split(gl.reshape(x, [BM, N // 8, 4, 2]))
+    even = _leaves(even, BM, N // 8)
+    odd = _leaves(odd, BM, N // 8)
+    found = (even[0], odd[0])
+    for j in gl.static_range(1, N // 8):
+        found = found + (even[j], odd[j])
+    return found
+
+
+@gluon.jit
+def _half(nodes, right, COUNT: gl.constexpr):
+    """The right half of COUNT tensors where `right`, else the left half."""
+    found = (gl.where(right, nodes[COUNT // 2], nodes[0]),)
+    for j in gl.static_range(1, COUNT // 2):
+        found = found + (gl.where(right, nodes[COUNT // 2 + j], nodes[j]),)
+    return found
+
+
+@gluon.jit
+def _first_greatest(nodes, DEPTH: gl.constexpr):
+    """The greatest of 2^DEPTH tensors, elementwise, and the turns of the way to its first place, the first turn first.
+
+    A tree of maxima, and back down: to the right where the left half holds nothing as great. Comparing every element
+    with the greatest so far is three instructions each, and each waits for the comparison before it; this is two, with
+    a comparison to wait for at every level only.
+    """
+    PAIRS: gl.constexpr = 2 ** (DEPTH - 1)
+    left = (nodes[0],)
+    above = (_max_nan(nodes[0], nodes[1]),)
+    for j in gl.static_range(1, PAIRS):
+        left = left + (nodes[2 * j],)
+        above = above + (_max_nan(nodes[2 * j], nodes[2 * j + 1]),)
+    if DEPTH == 1:
+        best = above[0]
+        turns = (best > left[0],)
+    else:
+        best, turns = _first_greatest(above, DEPTH - 1)
+        for k in gl.static_range(DEPTH - 1):
+            left = _half(left, turns[k], 2 ** (DEPTH - 1 - k))
+        turns = turns + (best > left[0],)
+    return best, turns
+
+
+@gluon.jit
+def _winner(s, i, BM: gl.constexpr, N: gl.constexpr):
+    """Maxima [BM, 4] of the columns of s [BM, N] that a row's four lanes hold each, and the numbers in i of the first."""
+    DEPTH: gl.constexpr = 5 if N == 128 else 3
+    best, turns = _first_greatest(_columns(s, BM, N), DEPTH)
+    at = _columns(i, BM, N)[0]
+    for k in gl.static_range(DEPTH):  # the last turn is between neighbours, the others between columns 8 j apart
+        at = at + gl.where(turns[k], 8 * 2 ** (DEPTH - 2 - k) if k < DEPTH - 1 else 1, 0)
+    return best, at
 
 
 @gluon.jit
@@ -213,19 +276,18 @@ def _fold(
 ):  # fmt: skip
     """Running maxima m [BM, 4] (and indices mi) after N columns s [BM, N], of which i in c0 .. c1 - 1 take part.
 
-    A thread holds columns 8j + 2c and 8j + 2c + 1 of its rows, c = lane % 4. It reduces what it holds, j ascending; the
-    four lanes of a row are reduced once a document. A masked column is -inf and never greater than anything. The index
-    kept is i + shift.
+    A thread holds columns 8j + 2c and 8j + 2c + 1 of its rows, c = lane % 4. It reduces what it holds; the four lanes
+    of a row are reduced once a document. A masked column is -inf and never greater than anything. The index kept is
+    i + shift.
     """
     if MASKED:
         s = gl.where((i >= c0) & (i < c1), s, float("-inf"))
-    s = gl.reshape(s, [BM, N // 8, 4, 2])
     if ARGMAX:
-        best, at = gl.reduce((s, gl.reshape(i, [BM, N // 8, 4, 2])), 1, _later_wins)
-        best, at = gl.reduce((best, at), 2, _lower_wins)
+        best, at = _winner(s, i, BM, N)
         best = gl.convert_layout(best, quads)
         mi = gl.where(best > m, gl.convert_layout(at, quads) + shift, mi)
     else:
+        s = gl.reshape(s, [BM, N // 8, 4, 2])
         best = gl.convert_layout(gl.reduce(gl.reduce(s, 1, _max_nan), 2, _max_nan), quads)
     return gl.maximum(m, best, propagate_nan=ALL), mi
 
@@ -467,7 +529,9 @@ def _consume(t, w, ring, W: gl.constexpr):
                 # -- store
                 if t.ARGMAX:
                     top, won = gl.reduce((m, mi), 1, _lower_wins)
-                    won = gl.where(valid & (end > start), gl.convert_layout(won, row), -1)
+                    # where NaN made a comparison void, some token of the document, so that no gather leaves it
+                    won = gl.minimum(gl.maximum(gl.convert_layout(won, row), 0), end - start - 1)
+                    won = gl.where(valid & (end > start), won, -1)
                     won_at = (n.to(gl.int64) * w.K + doc) * w.q_max + token
                     gl.store(
                         w.arg_ptr + won_at, won.to(w.arg_ptr.dtype.element_ty), mask=(n < w.Nq) & (token < w.q_max)
