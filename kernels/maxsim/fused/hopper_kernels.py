@@ -1,5 +1,5 @@
-# Arguments of kernels have no Python types, and Gluon gives integers methods.
-# mypy: disable-error-code="no-untyped-def, attr-defined"
+# Arguments of kernels have no Python types, and Gluon gives integers methods and lets a tuple grow.
+# mypy: disable-error-code="no-untyped-def, attr-defined, assignment"
 # ruff: noqa: RUF005 (the compiler of kernels adds tuples and does not unpack them)
 """Device side of the Hopper forward: Gluon kernels for sm_90. `hopper.py` plans, checks and launches them.
 
@@ -254,7 +254,7 @@ def _first_greatest(nodes, DEPTH: gl.constexpr):
 
 @gluon.jit
 def _winner(s, i, BM: gl.constexpr, N: gl.constexpr):
-    """Maxima [BM, 4] of the columns of s [BM, N] that a row's four lanes hold each, and the numbers in i of the first."""
+    """Maxima [BM, 4] of what a row's four lanes hold each of s [BM, N], and the number in i of the first of them."""
     DEPTH: gl.constexpr = 5 if N == 128 else 3
     best, turns = _first_greatest(_columns(s, BM, N), DEPTH)
     at = _columns(i, BM, N)[0]
