@@ -124,8 +124,8 @@ def parts(left: Sequence[Job], most: int = PARTS) -> list[Part]:
 def audited(part: Part, note: Note) -> Reports:
     """Run one part here.
 
-    The library's own `audit` goes through all pairs of one path in one piece, and says nothing before its end. Its
-    pieces are called here instead of changing it, for its source is part of the version of every training row.
+    The library's own `audit` goes through all pairs of one path in one piece, and says nothing before its end; its
+    pieces are called here.
     """
     import torch
 
@@ -139,10 +139,10 @@ def audited(part: Part, note: Note) -> Reports:
     for number in part.numbers:
         Lq, Ld, ragged = drawn[number]
         name = f"{first.cell.dtype} Lq={Lq} Ld={Ld}{' ragged' if ragged else ''} #{number}"
-        q, d, g = library._inputs(Lq, Ld, ragged, dtype, first.device, seed + number)
+        q, d, g = library.inputs(Lq, Ld, ragged, dtype, first.device, seed + number)
         for job in part.jobs:
             note(f"{name} {job.backend}")
-            library._audit_case(found[job.backend], name, q, d, g, None, job.path)
+            library.audit_case(found[job.backend], name, q, d, g, None, job.path)
             found[job.backend].cases += 1
         del q, d, g
         if first.device == "cuda":

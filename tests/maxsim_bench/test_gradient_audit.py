@@ -103,7 +103,7 @@ def test_few_variants_of_the_gradient_kernels_are_compiled_by_more_than_one_part
     for part in parts(list(jobs(CARD, 128)))[:PARTS]:
         seen.clear()
         for Lq, Ld, ragged in {drawn[number] for number in part.numbers}:
-            q, d, g = kernels_audit._inputs(Lq, Ld, ragged, torch.float16, "cpu", 0)
+            q, d, g = kernels_audit.inputs(Lq, Ld, ragged, torch.float16, "cpu", 0)
             geo = geometry(q, d, "all")
             winner = torch.zeros((geo.Nq, geo.K, geo.Lq), dtype=torch.int16)
             for job in part.jobs:

@@ -117,16 +117,17 @@ def audit(
     report = Report()
     for dtype in dtypes:
         for number, (Lq, Ld, ragged) in enumerate(shapes(pairs, seed)):
-            q, d, g = _inputs(Lq, Ld, ragged, dtype, device, seed + number)
+            q, d, g = inputs(Lq, Ld, ragged, dtype, device, seed + number)
             name = f"{str(dtype).removeprefix('torch.')} Lq={Lq} Ld={Ld}{' ragged' if ragged else ''} #{number}"
-            _audit_case(report, name, q, d, g, path, backward)
+            audit_case(report, name, q, d, g, path, backward)
             report.cases += 1
     return report
 
 
-def _inputs(
+def inputs(
     Lq: int, Ld: int, ragged: bool, dtype: torch.dtype, device: str, seed: int
 ) -> tuple[TokenBatch, TokenBatch, Tensor]:
+    """Queries [QUERIES, Lq, DIMENSION], documents [DOCUMENTS, Ld, DIMENSION] and upstream gradients, drawn from `seed`."""
     generator = torch.Generator().manual_seed(seed)
 
     def batch(count: int, L: int) -> TokenBatch:
@@ -138,9 +139,10 @@ def _inputs(
     return q, d, torch.randn((QUERIES, DOCUMENTS), generator=generator).to(device)
 
 
-def _audit_case(
+def audit_case(
     report: Report, name: str, q: TokenBatch, d: TokenBatch, g: Tensor, path: Path | None, backward: BackwardPath | None
 ) -> None:
+    """Note in `report` how scores, maxima, winners and gradients (upstream g [Nq, B]) differ from float64's."""
     expected, best = reference.float64(q, d)
     scored = fused.forward(q, d, argmax=True, path=path)
     assert isinstance(scored, tuple)
