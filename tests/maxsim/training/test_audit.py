@@ -71,14 +71,14 @@ def test_a_wrong_winner_and_a_wrong_score_are_bugs(monkeypatch):
 
 
 def test_an_exact_tie_is_a_tie(monkeypatch):
-    inputs = room._inputs
+    inputs = room.inputs
 
     def tied(*args):
         q, d, g = inputs(*args)
         d.values[1::2] = d.values[::2][: d.values[1::2].shape[0]]
         return q, d, g
 
-    monkeypatch.setattr(room, "_inputs", tied)
+    monkeypatch.setattr(room, "inputs", tied)
     real = fused.forward
 
     def last(q, d, *, argmax=False, **options):
