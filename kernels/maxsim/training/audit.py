@@ -127,7 +127,7 @@ def audit(
 def inputs(
     Lq: int, Ld: int, ragged: bool, dtype: torch.dtype, device: str, seed: int
 ) -> tuple[TokenBatch, TokenBatch, Tensor]:
-    """Queries [QUERIES, Lq, d], documents [DOCUMENTS, Ld, d] and an upstream gradient, drawn from `seed`; d = DIMENSION."""
+    """Queries [QUERIES, Lq, d], documents [DOCUMENTS, Ld, d], upstream gradient; d = DIMENSION; drawn from `seed`."""
     generator = torch.Generator().manual_seed(seed)
 
     def batch(count: int, L: int) -> TokenBatch:
