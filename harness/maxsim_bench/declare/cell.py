@@ -16,7 +16,7 @@ Dtype = Literal["fp16", "bf16", "fp32"]
 Layout = Literal["dense", "masked", "packed"]
 Pairing = Literal["all", "pairs", "candidates"]
 Precision = Literal["ieee", "tf32"]
-TimingPolicy = Literal["cold_l2", "warm_l2", "graph", "host"]
+TimingPolicy = Literal["cold_l2", "clean_l2", "warm_l2", "graph", "host"]
 
 
 class Cell(BaseModel):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal, Protocol
 
-Policy = Literal["cold_l2", "warm_l2", "graph", "host"]
+Policy = Literal["cold_l2", "clean_l2", "warm_l2", "graph", "host"]
 
 _DEFAULT_L2 = 64 << 20  # bytes, where the driver does not say; larger than the L2 of any card before Hopper
 _SPIN_LIMIT_MS = 60.0
@@ -86,14 +86,20 @@ class EventMeter:
     Before a block the stream is kept busy for about as long as the host needs to enqueue it: without that lead an event
     pair around a kernel shorter than its dispatch measures the gap that the host leaves. `starved` counts the blocks in
     which the lead did not last; `blocks` counts all of them.
+
+    Under `cold_l2` and `clean_l2` a buffer of twice the L2 is overwritten before every call, outside its events, so
+    that nothing of the inputs is in the cache. What was written last still is, in lines that memory does not have yet:
+    the timed call pays for writing them back. Under `clean_l2` the buffer is then read, which pays for that beforehand.
     """
 
-    def __init__(self, *, cold: bool) -> None:
+    def __init__(self, policy: Policy) -> None:
         import torch
 
         self._torch: Any = torch
         size = l2_bytes() or _DEFAULT_L2
-        self._flush = torch.empty(2 * size, dtype=torch.uint8, device="cuda") if cold else None
+        empties = policy in ("cold_l2", "clean_l2")
+        self._flush = torch.empty(2 * size // 8, dtype=torch.int64, device="cuda") if empties else None
+        self._reads_back = policy == "clean_l2"
         self._events: list[Any] = []
         self._enqueue_ms = 0.1  # host time a call, refined by every block
         self._device_ms = 0.0  # device time a call of the last block
@@ -132,6 +138,8 @@ class EventMeter:
             ran_dry = bool(before.query())  # the last one decides: was the device waiting for the host by then?
             if self._flush is not None:
                 self._flush.zero_()
+                if self._reads_back:
+                    self._flush.sum()
             start.record()
             try:
                 call()
@@ -172,4 +180,4 @@ def meter_for(policy: Policy, device: str) -> Meter:
     """The meter of a timing policy. On a processor every policy is `host`."""
     if device != "cuda" or policy == "host":
         return HostMeter(device)
-    return EventMeter(cold=policy == "cold_l2")
+    return EventMeter(policy)

@@ -69,7 +69,13 @@ STATUS_WORDS = {
     "unsupported": "n/a",
     "skipped": "skipped",
 }
-POLICIES = {"cold_l2": "cold L2", "warm_l2": "warm L2", "graph": "graph replays", "host": "wall clock of one call"}
+POLICIES = {
+    "cold_l2": "cold L2",
+    "clean_l2": "cold, clean L2",
+    "warm_l2": "warm L2",
+    "graph": "graph replays",
+    "host": "wall clock of one call",
+}
 AXIS_LABELS = {
     "B": "documents B",
     "Nq": "queries Nq",

@@ -352,7 +352,7 @@ class CellMeasurement:
 
     def _implausible(self, name: str, timing: Timing) -> str | None:
         work = self.work[name]
-        cold = timing.policy == "cold_l2"
+        cold = timing.policy in ("cold_l2", "clean_l2")
         return timing.suspicion or impossible(
             timing.median_ms, work.flops, work.bytes_min, work.unit, self._peak(), cold=cold
         )

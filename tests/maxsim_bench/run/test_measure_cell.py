@@ -222,7 +222,7 @@ def test_five_bad_cells(make_cell: Callable[..., Cell]) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("policy", ["cold_l2", "warm_l2", "graph", "host"])
+@pytest.mark.parametrize("policy", ["cold_l2", "clean_l2", "warm_l2", "graph", "host"])
 def test_a_gpu_gives_times_memory_and_speedups(measure: Measure, policy: str) -> None:
     rows = by_name(measure("honest", "honest_too", device="cuda", B=500, Lq=32, Ld=128, d=128, timing_policy=policy))
     for row in rows.values():

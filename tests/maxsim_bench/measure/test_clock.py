@@ -1,0 +1,147 @@
+"""What each policy leaves in the L2 before a timed call, on a device made up of a write-back cache and a clock."""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+
+from maxsim_bench.declare.cell import TimingPolicy
+from maxsim_bench.measure.clock import EventMeter, HostMeter, Policy, meter_for
+from maxsim_bench.report.axes import PREFERRED
+from maxsim_bench.report.names import POLICIES
+
+LINE = 128  # bytes
+L2_LINES = 64
+CALL_LINES = 16  # that the timed call reads
+
+
+@dataclass
+class Device:
+    """A least-recently-used cache that writes a line back when it drops it; a line moved to or from memory is 1 ms."""
+
+    now: float = 0.0
+    lines: OrderedDict[int, bool] = field(default_factory=OrderedDict)  # address → written, and not in memory yet
+    allocated: int = 0
+    log: list[str] = field(default_factory=list)
+
+    def touch(self, address: int, *, write: bool) -> None:
+        if address in self.lines:
+            self.lines.move_to_end(address)
+        else:
+            self.now += 0 if write else 1
+            if len(self.lines) == L2_LINES:
+                self.now += self.lines.popitem(last=False)[1]
+        self.lines[address] = self.lines.get(address, False) or write
+
+    def empty(self, count: int, *, dtype: int, device: str) -> Tensor:
+        assert device == "cuda"
+        first, lines = self.allocated, count * dtype // LINE
+        self.allocated += lines
+        return Tensor(self, range(first, first + lines))
+
+    def torch(self) -> Any:
+        """As much of torch as the meter asks for."""
+        return SimpleNamespace(
+            empty=self.empty,
+            int64=8,
+            cuda=SimpleNamespace(
+                is_available=lambda: True,
+                current_device=lambda: 0,
+                get_device_properties=lambda index: SimpleNamespace(L2_cache_size=L2_LINES * LINE),
+                Event=lambda enable_timing=False: Event(self),
+                _sleep=lambda cycles: None,
+                synchronize=lambda: None,
+            ),
+        )
+
+
+@dataclass
+class Tensor:
+    device: Device
+    addresses: range
+
+    def zero_(self) -> None:
+        self.device.log.append("overwrite")
+        for address in self.addresses:
+            self.device.touch(address, write=True)
+
+    def sum(self) -> None:
+        self.device.log.append("read")
+        for address in self.addresses:
+            self.device.touch(address, write=False)
+
+
+@dataclass
+class Event:
+    device: Device
+    at: float = 0.0
+
+    def record(self) -> None:
+        self.device.log.append("event")
+        self.at = self.device.now
+
+    def query(self) -> bool:
+        return True
+
+    def elapsed_time(self, end: Event) -> float:
+        return end.at - self.at
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> Device:
+    made = Device()
+    monkeypatch.setitem(sys.modules, "torch", made.torch())
+    return made
+
+
+def timed(device: Device, policy: Policy) -> tuple[list[float], list[str], int]:
+    """Milliseconds of three reads of the same inputs, what happened, and lines to be written back at the last start."""
+    meter = meter_for(policy, "cuda")
+    assert isinstance(meter, EventMeter)
+    inputs = device.empty(CALL_LINES * LINE // 8, dtype=8, device="cuda")
+    waiting: list[int] = []
+
+    def call() -> None:
+        waiting.append(sum(device.lines.values()))
+        inputs.sum()
+
+    inputs.sum()  # a warm-up: where nothing empties the cache, every timed call finds its inputs there
+    device.log.clear()
+    samples = meter.block([call] * 3)
+    return [sample.ms for sample in samples], device.log[1:], waiting[-1]
+
+
+def test_an_overwritten_cache_is_full_of_lines_that_the_timed_call_writes_back(device: Device) -> None:
+    ms, log, waiting = timed(device, "cold_l2")
+    assert ms == [2 * CALL_LINES] * 3, "every line read, and one written back for it"
+    assert log == ["overwrite", "event", "read", "event"] * 3
+    assert waiting == L2_LINES
+
+
+def test_a_clean_cache_holds_neither_the_inputs_nor_anything_to_write_back(device: Device) -> None:
+    ms, log, waiting = timed(device, "clean_l2")
+    assert ms == [CALL_LINES] * 3, "every line read, and nothing else"
+    assert log == ["overwrite", "read", "event", "read", "event"] * 3, "overwriting and reading back are outside"
+    assert waiting == 0
+
+
+def test_a_warm_cache_is_left_as_the_call_before_left_it(device: Device) -> None:
+    ms, log, _ = timed(device, "warm_l2")
+    assert ms == [0.0] * 3
+    assert log == ["event", "read", "event"] * 3
+    assert device.allocated == CALL_LINES, "no buffer"
+
+
+@pytest.mark.parametrize("policy", get_args(Policy))
+def test_on_a_processor_every_policy_is_the_host_clock(policy: Policy) -> None:
+    assert isinstance(meter_for(policy, "cpu"), HostMeter)
+
+
+def test_what_is_timed_what_is_declared_and_what_is_shown_know_the_same_policies() -> None:
+    assert get_args(Policy) == get_args(TimingPolicy)
+    assert set(POLICIES) == set(PREFERRED["timing_policy"]) == set(get_args(Policy))
