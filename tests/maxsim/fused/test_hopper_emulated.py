@@ -494,6 +494,29 @@ def test_winners_among_nan_are_tokens_of_their_document(emulate):
         assert np.array_equal(np.delete(won, odd, 1), np.delete(wanted, odd, 1)), plan
 
 
+EDGES = (0, 128, 0, 0, 127, 1, 0, 129, 255, 0, 0, 64, 64, 0)
+
+
+@pytest.mark.parametrize("kind", ["packed", "padded", "list"])
+def test_documents_end_begin_and_are_empty_at_the_edges_of_tiles(emulate, kind):
+    """The first and the last one are empty, too: a tile for nobody that only one side walked would be waited for."""
+    case = make(2, len(EDGES), 20, (1, max(EDGES)), "dense")
+    n = np.array(EDGES)
+    starts = n.cumsum() - n if kind == "packed" else None
+    if kind == "list":
+        starts = np.array([0, 0, 128, 300, 128, 255, 256, 0, 129, 384, 400, 400, 464, 528])
+    case = dataclasses.replace(case, d_starts=starts, d_lengths=n, d=case.d[: n.sum()] if kind == "packed" else case.d)
+    expected, won = case.expected()
+    for plan in plans(case, kind, argmax=True):
+        scores, _ = emulate(plan, case)
+        found, winners = emulate(plan, case, argmax=True)
+        assert np.array_equal(found, scores), plan
+        assert np.array_equal(winners, won), plan
+        empty = n == 0
+        assert np.isneginf(scores[:, empty]).all()
+        assert np.allclose(scores[:, ~empty], expected[:, ~empty], rtol=1e-6, atol=1e-4), plan
+
+
 def test_lengths_outside_of_their_batch_are_clamped(emulate):
     clamped = make(3, 12, 20, (0, 150), "padded", masked=True)
     clamped.d_lengths[[2, 5]] = 0, clamped.d_max
