@@ -42,9 +42,12 @@ def test_a_batch_partner_changes_nothing_but_rounding(encoder) -> None:
 
 
 def test_a_document_is_title_and_text(encoder) -> None:
-    whole = encoder.documents([Document("x", "a title", "and text"), Document("y", "", "text")])
-    assert torch.equal(whole.slice(0, 1).values, encoder.queries(["a title and text"]).values)
-    assert whole.lengths.tolist() == [4, 1]
+    """Each in a batch of its own: beside another text, some processors round differently."""
+    whole, bare = (
+        encoder.documents([document]) for document in (Document("x", "a title", "and text"), Document("y", "", "text"))
+    )
+    assert torch.equal(whole.values, encoder.queries(["a title and text"]).values)
+    assert torch.equal(bare.values, encoder.queries(["text"]).values)
 
 
 def test_the_fp16_folder_is_half_the_size_another_revision_and_nearly_the_same(
