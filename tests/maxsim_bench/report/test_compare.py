@@ -151,6 +151,81 @@ def test_clocks_that_moved_explain_a_difference(
     assert (one.decision, one.reason.split(",")[0]) == ("UNDECIDED", "clocks moved")
 
 
+# A host that moved.
+
+
+def hosted(made: Any, policy: str = "host", gpu: str = "h200") -> list[Row]:
+    """Eager and ours on one cell, timed by the policy on the device."""
+    rows: list[Row] = made.sweep([made.cell(timing_policy=policy)], ["eager", "fused"])
+    return [row.model_copy(update={"cell": row.cell.model_copy(update={"gpu": gpu})}) for row in rows]
+
+
+def ratio_of(base: str, new: str, thresholds: Path = THRESHOLDS) -> Any:
+    """The one decision on a ratio to the baseline."""
+    (found,) = [one for one in compare_results(base, new, thresholds=thresholds).decided if one.metric == "speedup"]
+    return found
+
+
+# Times of eager and of ours in the second run over the first's: one session on a machine that was warming up.
+WARMED = (0.093 / 0.164, 0.058 / 0.081)
+
+
+@pytest.mark.parametrize(
+    ("eager", "fused"),
+    [WARMED, (1 / WARMED[0], 1 / WARMED[1]), (1.2, 1.2)],  # a ratio that stayed might hide a loss as well
+)
+def test_where_the_host_moved_a_ratio_of_calls_from_python_is_undecided_and_says_by_how_much(
+    tmp_path: Path, made: Any, eager: float, fused: float
+) -> None:
+    rows = hosted(made)
+    base = run(tmp_path / "a", rows, made, noise=1e-4)
+    new = run(tmp_path / "b", slower(slower(rows, eager, "eager"), fused), made, noise=1e-4, seed=1)
+    found = ratio_of(base, new)
+    assert (found.decision, found.needed) == ("UNDECIDED", None)
+    told = re.match(r"the host moved: the baseline took ([\d.]+) % (more|less) time, beyond 5 %, and ", found.reason)
+    assert told is not None, found.reason
+    assert (float(told[1]), told[2]) == (
+        pytest.approx(100 * abs(eager - 1), abs=0.2),
+        "more" if eager > 1 else "less",
+    )
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    assert of(done, "fused", "latency_ms") == {"FASTER" if fused < 1 else "SLOWER"}, "times speak for themselves"
+
+
+@pytest.mark.parametrize("host", [1.0, 1.03, 0.97])
+@pytest.mark.parametrize(("factor", "expected"), [(1.1, "SLOWER"), (1.0, "SAME"), (0.9, "FASTER")])
+def test_where_the_host_stayed_a_ratio_of_calls_from_python_is_decided(
+    tmp_path: Path, made: Any, host: float, factor: float, expected: str
+) -> None:
+    rows = hosted(made)
+    base = run(tmp_path / "a", rows, made)
+    new = run(tmp_path / "b", slower(slower(rows, host, "eager"), host * factor), made, seed=1)
+    assert ratio_of(base, new).decision == expected
+
+
+@pytest.mark.parametrize(("policy", "gpu"), [("cold_l2", "h200"), ("graph", "h200"), ("host", "cpu")])
+def test_only_where_dispatch_is_in_the_time_does_the_host_matter(
+    tmp_path: Path, made: Any, policy: str, gpu: str
+) -> None:
+    rows = hosted(made, policy, gpu)
+    base = run(tmp_path / "a", rows, made)
+    new = run(tmp_path / "b", slower(slower(rows, WARMED[0], "eager"), WARMED[1]), made, seed=1)
+    assert ratio_of(base, new).decision == "SLOWER"
+
+
+def test_the_limit_is_declared_and_without_one_every_ratio_is_decided(tmp_path: Path, made: Any) -> None:
+    rows = hosted(made)
+    base = run(tmp_path / "a", rows, made)
+    new = run(tmp_path / "b", slower(slower(rows, 1.08, "eager"), 1.3), made, seed=1)
+    declared = "host_moved_percent = 5.0"
+    assert ratio_of(base, new).decision == "UNDECIDED"
+    for instead in ("host_moved_percent = 10.0", ""):
+        mine = tmp_path / "mine.toml"
+        assert declared in THRESHOLDS.read_text()
+        mine.write_text(THRESHOLDS.read_text().replace(declared, instead))
+        assert ratio_of(base, new, mine).decision == "SLOWER"
+
+
 # Refusals.
 
 

@@ -22,6 +22,7 @@ from maxsim_bench.report.compare.decide import (
     decide_sampled,
     described,
     effect_of,
+    host_moved,
     needed_for,
 )
 from maxsim_bench.report.compare.sources import CompareError, Measured, Run, Selection, read_run
@@ -165,7 +166,7 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
             _require_number(after, threshold.metric, new)
             pairs.append(_Pair(before, after, threshold, effect_of(before, after, threshold, thresholds.confidence)))
     q_values = adjusted([math.nan if pair.effect is None else pair.effect.p_value for pair in pairs])
-    decided += [_decide(pair, q, thresholds.false_discovery_rate) for pair, q in zip(pairs, q_values, strict=True)]
+    decided += [_decide(pair, q, thresholds) for pair, q in zip(pairs, q_values, strict=True)]
     if not decided:
         raise CompareError(
             f"{base.name} and {new.name} were measured under different fingerprints, and no ratio to a baseline was "
@@ -220,21 +221,24 @@ def _by_status(before: Measured, after: Measured) -> list[Decided]:
     return [Decided(before.subject, before.label, before.backend, "status", decision, told, None, None, "")]
 
 
-def _decide(pair: _Pair, q_value: float, rate: float) -> Decided:
+def _decide(pair: _Pair, q_value: float, thresholds: Thresholds) -> Decided:
     threshold, before, after, effect = pair.threshold, pair.before, pair.after, pair.effect
     base, new = before.values[threshold.metric], after.values[threshold.metric]
     decision: Decision
-    if effect is not None:
-        decision, reason = decide_sampled(
-            effect, q_value, threshold, rate, cycles_ratio(effect, before, after, threshold)
-        )
+    moved = host_moved(before, after, threshold, thresholds.host_moved_percent)
+    if moved is not None:
+        decision, reason = "UNDECIDED", moved
+    elif effect is not None:
+        cycles = cycles_ratio(effect, before, after, threshold)
+        decision, reason = decide_sampled(effect, q_value, threshold, thresholds.false_discovery_rate, cycles)
     elif threshold.test == "exact":
         decision, reason = decide_exact(base, new, threshold)
     else:
         decision, reason = "UNDECIDED", "no raw samples were kept"
     return Decided(
         before.subject, before.label, before.backend, threshold.metric, decision, reason, base, new,
-        described(threshold), effect, q_value, needed_for(decision, effect, threshold),
+        described(threshold), effect, q_value,
+        needed_for(decision, effect, threshold) if moved is None else None,  # no number of samples stills a host
     )  # fmt: skip
 
 

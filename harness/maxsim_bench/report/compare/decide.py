@@ -8,6 +8,8 @@ Room: `report`. May import: record, declare. A comparison starts as UNDECIDED an
               interval excludes 1, the ratio lies beyond the threshold, and (where clocks moved) it still does in clock
               cycles.
 
+A ratio to a baseline under the policy `host` stays UNDECIDED where the host itself became faster or slower.
+
 FASTER and SLOWER mean better and worse for every metric, memory and nDCG included.
 """
 
@@ -100,6 +102,20 @@ def cycles_ratio(effect: Effect, base: Measured, new: Measured, threshold: Thres
         return None
     moved = new.clock / base.clock
     return effect.ratio * moved if abs(moved - 1) > CLOCK_MOVED else None
+
+
+def host_moved(base: Measured, new: Measured, threshold: Threshold, limit_percent: float | None) -> str | None:
+    """Why a ratio to the baseline says nothing, None where it does: the baseline's own time moved with the host."""
+    before, after = base.host_baseline_ms, new.host_baseline_ms
+    if threshold.test != "ratios" or limit_percent is None or before is None or after is None:
+        return None
+    moved = 100 * (after / before - 1)
+    if abs(moved) <= limit_percent:
+        return None
+    return (
+        f"the host moved: the baseline took {abs(moved):.1f} % {'more' if moved > 0 else 'less'} time, beyond "
+        f"{limit_percent:g} %, and dispatch is another share of every backend's call"
+    )
 
 
 def described(threshold: Threshold) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import statistics
 import subprocess
 import tarfile
 import tempfile
@@ -40,6 +41,10 @@ class Measured:
         samples: raw times in ms, None where none were kept.
         ratios: baseline time / this time of each round that both were timed in, None likewise.
         clock: mean SM clock in MHz while it was timed, None where unknown.
+        host_baseline_ms: median time of the baseline in the rounds of `ratios`, where both are calls on a card as the
+            host's clock sees them; None elsewhere.
+        version: of the backend, or the hash of its source.
+        measured_at: date and time in UTC, ISO 8601.
     """
 
     subject: str
@@ -54,6 +59,9 @@ class Measured:
     samples: tuple[float, ...] | None = None
     ratios: tuple[float, ...] | None = None
     clock: float | None = None
+    host_baseline_ms: float | None = None
+    version: str = ""
+    measured_at: str | None = None
 
 
 @dataclass(frozen=True)
@@ -164,6 +172,8 @@ def _measured(row: Row, record: Any, base: Any) -> Measured:
     ratios = None
     if row.speedup is not None and not own_baseline and mine and min(mine) > 0:
         ratios = tuple(b / m for b, m in zip(theirs, mine, strict=True))
+    # On a processor the host's clock times the work itself, so a slower host is slower for every backend alike.
+    dispatched = row.cell.timing_policy == "host" and row.cell.gpu != "cpu"
     flat = row.to_record()
     values = {k: float(v) for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     if own_baseline:
@@ -176,6 +186,8 @@ def _measured(row: Row, record: Any, base: Any) -> Measured:
         fingerprint=row.environment_id, values=values, error=row.error or "",
         samples=tuple(timed["ms"]) if timed else None, ratios=ratios,
         clock=(timed or {}).get("conditions", {}).get("sm_clock_mhz"),
+        host_baseline_ms=statistics.median(theirs) if ratios and dispatched else None,
+        version=row.backend_version, measured_at=row.measured_at,
     )  # fmt: skip
 
 

@@ -42,13 +42,14 @@ class Threshold(BaseModel):
 
 
 class Thresholds(BaseModel):
-    """All of a file."""
+    """All of a file. Without `host_moved_percent` no ratio is left undecided for what the host did."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     false_discovery_rate: float = Field(gt=0, lt=1)
     confidence: float = Field(gt=0.5, lt=1)
     interleaved_percent: float = Field(gt=0)
+    host_moved_percent: float | None = Field(default=None, gt=0)
     thresholds: tuple[Threshold, ...]
 
     def of(self, experiment: str) -> list[Threshold]:
