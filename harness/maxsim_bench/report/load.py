@@ -21,7 +21,8 @@ from maxsim_bench.record.store import Store
 NOT_COMMITTED = frozenset({"local", "history"})
 # Folder beside the CSVs that holds every query's nDCG@10 of a fidelity cell: no rows, but what a figure follows from.
 PER_QUERY = "fidelity"
-# Beside the CSVs of a card: the same sweeps once more, to see how well they repeat; and the record of a self-test.
+# Beside the CSVs of a card: the same sweeps over again (`repeat/1`, `repeat/2`, ...), to see how well they repeat; and
+# the record of a self-test.
 REPEAT, SELFTEST = "repeat", "selftest.json"
 
 
@@ -102,7 +103,7 @@ def load(roots: Sequence[Path]) -> Results:
                 paths[source] = path
                 environments |= read_environments(path.parent)
                 rows += [(row, source) for row in Store(path).rows()]
-                for side in (f"{PER_QUERY}/*.csv", f"{REPEAT}/*.csv", SELFTEST):
+                for side in (f"{PER_QUERY}/*.csv", f"{REPEAT}/*/*.csv", SELFTEST):
                     for found in sorted(path.parent.glob(side)):
                         paths.setdefault(source_name(found, root), found)
     kept = newest(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,21 +110,63 @@ def test_a_self_test_beside_the_rows_is_a_table_with_its_verdict(root: Path) -> 
     assert next(audit_tables(load([root]), THRESHOLDS)).notes == ()
 
 
-def test_a_sweep_that_was_run_twice_is_a_table_and_no_row_of_the_report(
-    tmp_path: Path, root: Path, rows: list[Row], made: Any
+Repeated = Callable[..., None]
+
+
+@pytest.fixture
+def repeated(tmp_path: Path, root: Path, made: Any) -> Repeated:
+    """Lays rows down as one run of `repeat/`, each with noise of its own."""
+
+    def lay(number: str, rows: Sequence[Row], **changed: Any) -> None:
+        seed = sum(number.encode())
+        run = made.written(tmp_path / "runs" / number, [row.model_copy(update=changed) for row in rows], seed=seed)
+        shutil.copytree(run / "h200", root / "h200" / "repeat" / number)
+
+    return lay
+
+
+def test_every_two_successive_runs_of_a_sweep_are_a_line_and_none_of_them_is_a_row_of_the_report(
+    root: Path, rows: list[Row], repeated: Repeated
 ) -> None:
-    """The second run holds a part of the first: two of four rows, one of them 10 % slower."""
-    again = [r.model_copy(update={"latency_ms": 1.1 * (r.latency_ms or 0)}) if r.cell.B == 1000 else r for r in rows]
-    second = made.written(tmp_path / "second", [row for row in again if row.backend == "fused"], seed=1)
-    shutil.copytree(second / "h200", root / "h200" / "repeat")
+    """Run 2 finds one of two of ours 10 % slower; run 10, after it and not after run 1, is of another environment."""
+    ours = [row for row in rows if row.backend == "fused"]
+    late = [r.model_copy(update={"latency_ms": 1.1 * (r.latency_ms or 0)}) if r.cell.B == 1000 else r for r in ours]
+    repeated("1", rows, measured_at="2026-01-02T03:04:05+00:00")
+    repeated("10", rows, measured_at="2026-02-01T00:00:59+00:00", environment_id="other")
+    repeated("2", [*late, *(r for r in rows if r.backend == "eager")], measured_at="2026-01-02T03:09:00+00:00")
     results = load([root])
     assert len(results.rows) == len(rows)
     (table,) = audit_tables(results, THRESHOLDS)
-    assert table.sources == ("h200/forward.csv", "h200/repeat/forward.csv")
-    (line,) = table.cells()
-    assert line[:4] == ["H200", "forward", "time", "1 of 2"]
-    assert float(line[4].removesuffix(" %")) == pytest.approx(10, abs=1)
-    assert line[5:] == ["1", "0", "0", "1"]
+    assert table.sources == tuple(f"h200/repeat/{n}/forward.csv" for n in (1, 10, 2))
+    second, tenth = table.cells()
+    assert second[:6] == ["H200", "forward", "1, 2", "2026-01-02 03:04, 2026-01-02 03:09", "the same", "the same"]
+    assert (second[6], second[8]) == ("3 of 4", "1 / 0 / 0 / 3")
+    assert float(second[7].removesuffix(" %")) == pytest.approx(10, abs=1)
+    assert (second[9], second[11]) == ("1 of 2", "1 / 0 / 0 / 1")
+    assert tenth[2:6] == ["2, 10", "2026-01-02 03:09, 2026-02-01 00:00", "another", "the same"]
+    assert tenth[6:9] == ["", "", ""], "times of two environments are not compared"
+    assert (tenth[9], tenth[11]) == ("1 of 2", "0 / 0 / 1 / 1")
+
+
+def test_a_backend_of_another_source_is_named_and_a_part_is_compared_with_the_whole(
+    rows: list[Row], root: Path, repeated: Repeated
+) -> None:
+    repeated("1", rows)
+    repeated("2", [row for row in rows if row.backend == "fused"], backend_version="2.0")
+    ((line,)) = next(audit_tables(load([root]), THRESHOLDS)).cells()
+    assert line[5] == "fused (ours) changed"
+    assert line[6] == "2 of 2"
+    assert line[9] == "", "without the baseline there is no ratio"
+
+
+def test_one_run_is_no_repetition_and_a_run_without_a_number_is_refused(
+    rows: list[Row], root: Path, repeated: Repeated
+) -> None:
+    repeated("1", rows)
+    assert list(audit_tables(load([root]), THRESHOLDS)) == []
+    repeated("again", rows)
+    with pytest.raises(ReportError, match=r"repeat/again/forward\.csv: runs in repeat/ are numbered"):
+        list(audit_tables(load([root]), THRESHOLDS))
 
 
 def test_without_either_there_is_no_table(root: Path) -> None:

@@ -1,11 +1,13 @@
-"""How far the instrument can be trusted: its self-tests, and sweeps that were run twice. May import: record, declare.
+"""How far the instrument can be trusted: its self-tests, and sweeps run over again. May import: record, declare.
 
-What they follow from lies beside the rows of a card: `selftest.json`, and the second run's CSVs in `repeat/`.
+What they follow from lies beside the rows of a card: `selftest.json`, and the CSVs of each run in `repeat/1`,
+`repeat/2` and so on, in the order in which they were measured.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -16,20 +18,25 @@ from maxsim_bench.report.compare import compare_runs, read_run, read_thresholds
 from maxsim_bench.report.compare.audit import FALSE_ALARMS_MOST, WANTED, Power, SelfTest, read_selftest
 from maxsim_bench.report.compare.compare import AGREE_PERCENT, ORDER
 from maxsim_bench.report.compare.sources import Run
-from maxsim_bench.report.load import REPEAT, SELFTEST, Results
+from maxsim_bench.report.compare.thresholds import Thresholds
+from maxsim_bench.report.load import REPEAT, SELFTEST, ReportError, Results
 from maxsim_bench.report.tables import Column, Table
 
-_METRICS = {"latency_ms": "time", "speedup": "paired ratio to the baseline"}
+_METRICS = {"latency_ms": "time", "speedup": "ratio"}
 
 
 def audit_tables(results: Results, thresholds: Path) -> Iterator[Table]:
-    """A table of every self-test, and one of every sweep that was repeated; nothing where there is neither."""
+    """A table of every self-test, and one of every sweep that was run over again; nothing where there is neither.
+
+    Raises:
+        ReportError: for a run in `repeat/` that has no number, and for runs that cannot be compared.
+    """
     told = {name: read_selftest(path) for name, path in results.paths.items() if PurePosixPath(name).name == SELFTEST}
     if told:
         yield _selftests(told)
-    repeated = {name: path for name, path in results.paths.items() if PurePosixPath(name).parent.name == REPEAT}
-    if repeated:
-        yield _repetitions(repeated, results, thresholds)
+    repeated = _numbered(results)
+    if any(len(runs) > 1 for runs in repeated.values()):
+        yield _repetitions(repeated, read_thresholds(thresholds))
 
 
 def _selftests(told: dict[str, SelfTest]) -> Table:
@@ -71,44 +78,82 @@ def _found(power: Power | None) -> str:
     return f"{100 * power.found.rate:.1f} % of {power.found.tries} (measured {power.reached_percent:.1f} %)"
 
 
-def _repetitions(repeated: dict[str, Path], results: Results, thresholds: Path) -> Table:
-    lines: list[dict[str, Any]] = []
-    sources: set[str] = set()
-    for name, path in repeated.items():
-        first = (PurePosixPath(name).parents[1] / path.name).as_posix()
-        if first not in results.paths:
+def _numbered(results: Results) -> dict[tuple[str, str], list[tuple[int, str, Path]]]:
+    """Folder of a card and sweep → number, source and file of each of its runs, in their order."""
+    found: dict[tuple[str, str], list[tuple[int, str, Path]]] = {}
+    for name, path in results.paths.items():
+        folder = PurePosixPath(name).parent
+        if folder.parent.name != REPEAT:
             continue
-        sources |= {name, first}
-        lines += _repetition(results.paths[first], path, thresholds)
+        if not folder.name.isdecimal():
+            raise ReportError(f"{path}: runs in {REPEAT}/ are numbered in their order: {REPEAT}/1, {REPEAT}/2, ...")
+        runs = found.setdefault((folder.parents[1].as_posix(), path.stem), [])
+        runs.append((int(folder.name), name, path))
+    return {sweep: sorted(found[sweep]) for sweep in sorted(found)}
+
+
+def _repetitions(repeated: dict[tuple[str, str], list[tuple[int, str, Path]]], thresholds: Thresholds) -> Table:
+    lines: list[dict[str, Any]] = []
+    for (_, experiment), runs in repeated.items():
+        read = [(number, read_run(str(path))) for number, _, path in runs]
+        for (first, base), (second, new) in pairwise(read):
+            lines.append({"experiment": experiment, "runs": f"{first}, {second}", **_repetition(base, new, thresholds)})
     columns = [
         Column("gpu", "GPU", names.card, right=False),
         Column("experiment", "sweep", right=False),
-        Column("what", "second / first", right=False),
-        Column("within", f"within {AGREE_PERCENT:g} %"),
-        Column("farthest", "farthest off", "{:.1f} %".format),
-        Column("slower", "SLOWER"),
-        Column("faster", "FASTER"),
-        Column("undecided", "UNDECIDED"),
-        Column("same", "SAME"),
+        Column("runs", "runs", right=False),
+        Column("began", "began (UTC)", right=False),
+        Column("environment", "environment id", right=False),
+        Column("sources", "backends' sources", right=False),
+        *(
+            column
+            for metric, told in _METRICS.items()
+            for column in (
+                Column(f"{metric}_within", f"{told}: within {AGREE_PERCENT:g} %"),
+                Column(f"{metric}_farthest", "farthest off", _percent),
+                Column(f"{metric}_decided", " / ".join(ORDER)),
+            )
+        ),
     ]
     return Table(
-        "summary/repeated", "The same sweep twice", columns, pd.DataFrame(lines, columns=[c.key for c in columns]),
-        tuple(sorted(sources)),
-        "Every row of the second run against the first's, as `maxsim-bench compare` decides. A paired ratio is the "
-        "median over rounds of the baseline's time over the row's, within one run.",
+        "summary/repeated", "The same sweep over again", columns,
+        pd.DataFrame(lines, columns=[c.key for c in columns]),
+        tuple(sorted(name for runs in repeated.values() if len(runs) > 1 for _, name, _ in runs)),
+        "Every two successive runs of a sweep, the second's rows against the first's, as `maxsim-bench compare` "
+        "decides. Ratio: the median over rounds of the baseline's time over the row's, within one run. Times under "
+        "two environment ids are not compared. One id is one model of card with one driver and one set of libraries; "
+        "whether it was one machine as well, and what else ran there, docs/tracking.md says.",
     )  # fmt: skip
 
 
-def _repetition(first: Path, second: Path, thresholds: Path) -> Iterator[dict[str, Any]]:
-    """One line a metric, of the rows that both runs hold: a repetition may be of a part."""
-    base, new = read_run(str(first)), read_run(str(second))
+def _percent(value: float) -> str:
+    return "" if pd.isna(value) else f"{value:.1f} %"
+
+
+def _repetition(base: Run, new: Run, thresholds: Thresholds) -> dict[str, Any]:
+    """One line, of the rows that both runs hold: a repetition may be of a part."""
     common = {subject: one for subject, one in base.measured.items() if subject in new.measured}
-    found = compare_runs(Run(base.name, common), new, read_thresholds(thresholds))
-    device = next(iter(new.measured.values())).device
-    for one in found.agreements():
-        decisions = [decided.decision for decided in found.decided if decided.metric == one.metric]
-        yield {
-            "gpu": device, "experiment": second.stem, "what": _METRICS.get(one.metric, one.metric),
-            "within": f"{one.within} of {one.compared}", "farthest": one.farthest_percent,
-            **{decision.lower(): decisions.count(decision) for decision in ORDER},
-        }  # fmt: skip
+    found = compare_runs(Run(base.name, common), new, thresholds)
+    some = next(iter(new.measured.values()))
+    same = some.fingerprint == next(iter(base.measured.values())).fingerprint
+    changed = {one.backend for subject, one in common.items() if one.version != new.measured[subject].version}
+    line: dict[str, Any] = {
+        "gpu": some.device, "began": f"{_began(base)}, {_began(new)}", "environment": "the same" if same else "another",
+        "sources": f"{', '.join(sorted(map(names.backend, changed)))} changed" if changed else "the same",
+    }  # fmt: skip
+    agreements = {one.metric: one for one in found.agreements()}
+    for metric in _METRICS:
+        one = agreements.get(metric)
+        decisions = [decided.decision for decided in found.decided if decided.metric == metric]
+        line |= {
+            f"{metric}_within": None if one is None else f"{one.within} of {one.compared}",
+            f"{metric}_farthest": None if one is None else one.farthest_percent,
+            f"{metric}_decided": " / ".join(str(decisions.count(d)) for d in ORDER) if decisions else None,
+        }
+    return line
+
+
+def _began(run: Run) -> str:
+    """Date and time of the row that was finished first, to the minute; nothing where no row has one."""
+    times = [one.measured_at for one in run.measured.values() if one.measured_at]
+    return min(times)[:16].replace("T", " ") if times else ""
