@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from maxsim_bench import training_curve
 from maxsim_bench.catalogue import experiments
 from maxsim_bench.declare.experiment import DeclarationError, Experiment, ProfileName
 from maxsim_bench.declare.load import suggest
@@ -21,6 +22,7 @@ from maxsim_bench.sweeps import Request, sweep, sweep_lines
 # 1 000 docstrings, and the report; token embeddings are 384 fp32 numbers each, rows and figures a few megabytes.
 CHECK_SECONDS, FIDELITY_SECONDS, REPORT_SECONDS = 30.0, 120.0, 60.0
 FIDELITY_BYTES, REPORT_BYTES = 300e6, 50e6
+CURVE_BYTES = 1e6  # every loss of a training run, as text
 
 Say = Callable[[str], None]
 
@@ -45,6 +47,7 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
     one experiment, by name). Raises `DeclarationError` for an element that nothing answers.
     """
     declared = experiments(places.experiments)
+    curves = element in (None, training_curve.EXPERIMENT, training_curve.ELEMENT)
     if element is not None:
         _check(element, declared, places)
         declared = [e for e in declared if element in (e.name, *e.elements)]
@@ -54,6 +57,7 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
         make = _rankings if experiment.op == "fidelity" else _grid
         step = make(experiment, machine, profile, places)
         found += [step] if step is not None else []
+    found += [_curves(machine, places)] if curves else []
     if machine.device == "cpu" and element is None:
         found.append(Step("fused kernel under the Triton interpreter (correctness only)", CHECK_SECONDS, 0, _interpret))
     found.append(Step("tables, figures, verdicts and the page", REPORT_SECONDS, REPORT_BYTES, _report(places)))
@@ -63,6 +67,7 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
 def _check(element: str, declared: list[Experiment], places: Places) -> None:
     """Raise `DeclarationError` for an element that no experiment answers, with the reason where one is recorded."""
     known = [e.name for e in declared] + [e for d in declared for e in d.elements]
+    known += [training_curve.EXPERIMENT, training_curve.ELEMENT]
     if element in known:
         return
     about = tomllib.loads((places.experiments / "paper" / "elements.toml").read_text("utf-8")).get(element, {})
@@ -117,6 +122,24 @@ def _rankings(experiment: Experiment, machine: Machine, profile: ProfileName, pl
     named = dict.fromkeys(f"{p.cell.dataset}" for p in plan.planned)
     title = f"nDCG@10 on real text ({', '.join(named)}): {plan.measurements} rankings"
     return Step(title, len(named) * FIDELITY_SECONDS, len(named) * FIDELITY_BYTES, run)
+
+
+def _curves(machine: Machine, places: Places) -> Step:
+    """Loss curves of whole runs, which no grid declares: the published ones with a GPU, small ones without."""
+    profile = "paper" if machine.device == "cuda" else "smoke"
+
+    def run(say: Say) -> bool:
+        try:
+            rows = training_curve.run(training_curve.PROFILES[profile], machine, places.local, say)
+        except training_curve.CurveError as error:
+            say(str(error))
+            return False
+        say(f"{len(rows)} rows in {places.local / training_curve.EXPERIMENT}.csv")
+        return True
+
+    title = f"{training_curve.EXPERIMENT} ({profile}): {len(training_curve.SCORERS)} training runs"
+    seconds = training_curve.SECONDS if profile == "paper" else training_curve.SMOKE_SECONDS
+    return Step(title, seconds, CURVE_BYTES, run)
 
 
 def _report(places: Places) -> Callable[[Say], bool]:

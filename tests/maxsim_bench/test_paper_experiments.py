@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from maxsim_bench import training_curve
 from maxsim_bench.backends import registry
 from maxsim_bench.declare.load import load, load_directory
 from maxsim_bench.measure.timer import TimingBudget
@@ -43,5 +44,6 @@ def test_the_document_lists_every_element_with_the_experiments_that_name_it() ->
     for name, experiment in load_directory(FOLDER, registry.backends()).items():
         for element in experiment.elements:
             named.setdefault(element, []).append(name)
+    named.setdefault(training_curve.ELEMENT, []).append(training_curve.EXPERIMENT)  # a command, no grid
     rows = re.findall(r"^\| `([^`]+)` \| [^|]+ \| ([^|]+) \|$", DOCUMENT.read_text("utf-8"), re.MULTILINE)
     assert {element: re.findall(r"`([^`]+)`", cells) for element, cells in rows} == named

@@ -10,8 +10,10 @@ from click.testing import CliRunner
 from maxsim_bench.cli import main
 from maxsim_bench.declare.experiment import DeclarationError
 from maxsim_bench.machine import Machine
+from maxsim_bench.record.store import Store
 from maxsim_bench.reporting import Places
 from maxsim_bench.reproduce import Step, announcement, reproduce, steps
+from maxsim_bench.training_curve import PROFILES, Curve
 
 ROOT = Path(__file__).parents[2]
 PLACES = Places(ROOT / "experiments", ROOT / "results", ROOT / "figures", ROOT / "README.md")
@@ -43,6 +45,8 @@ def test_with_a_gpu_the_full_grids_run_and_nothing_is_interpreted() -> None:
         ("tab:fwd", ["compile_audit ", "forward "]),
         ("fig:scaling", ["memory_scaling "]),
         ("lengths", ["lengths "]),
+        ("fig:training_parity", ["training_curve (paper): 3 training runs"]),
+        ("training_curve", ["training_curve (paper): 3 training runs"]),
         ("tab:beir_ndcg", ["nDCG@10 on real text (apidocs, scifact, "]),
     ],
 )
@@ -50,6 +54,22 @@ def test_an_element_keeps_what_answers_it_and_the_report(element: str, begin: li
     *measured, last = (step.title for step in steps(H200, PLACES, element))
     assert [title[: len(b)] for title, b in zip(measured, begin, strict=True)] == begin
     assert last == "tables, figures, verdicts and the page"
+
+
+def test_the_loss_curves_are_trained_small_without_a_gpu_into_this_machines_own_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = Places(ROOT / "experiments", tmp_path, tmp_path, tmp_path / "README.md")
+    curves, _ = steps(CPU, places, "fig:training_parity")
+    monkeypatch.setitem(PROFILES, "smoke", Curve(batch=4, length=8, d=16, dtype="fp32", steps=2))
+    said: list[str] = []
+    assert (curves.title, curves.run(said.append)) == ("training_curve (smoke): 3 training runs", True)
+    assert said[-1] == f"3 rows in {places.local / 'training_curve.csv'}"
+    store = Store(places.local / "training_curve.csv")
+    store.replace([row.model_copy(update={"environment_id": "elsewhere"}) for row in store.rows()])
+    assert not curves.run(said.append)
+    assert "was measured in environment elsewhere" in said[-1]
+    assert "training_curve" in " ".join(step.title for step in steps(H200, PLACES))
 
 
 def test_an_element_that_nothing_answers_is_refused_with_a_suggestion() -> None:
