@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.row import Row
 from maxsim_bench.report.elements import artefacts
+from maxsim_bench.report.style import save
 
 
 def run(backend: str, seed: int, ndcg: float, shift: float = 0.0) -> Row:
@@ -45,6 +47,66 @@ def test_a_run_that_did_not_fit_is_a_line_without_numbers(made: Any) -> None:
     table = found["training_parity/parity"].frame.set_index("backend")
     assert table.loc["train_eager", "status"] == "oom"
     assert table.loc["train_fused", ["moved", "loss_moved"]].isna().all()
+
+
+def curve(backend: str, shift: float, B: int = 64) -> Row:
+    cell = Cell(
+        experiment="training_curve", gpu="h200", op="training_step", Nq=B, B=B, Lq=1024, Ld=1024, d=128, dtype="fp16",
+        seed=42,
+    )  # fmt: skip
+    losses = [4.0 - 0.01 * i + shift for i in range(48)]
+    told: dict[str, Any] = {"losses": losses, "loss_first": losses[0], "loss_final": losses[-1], "wall_s": 9.0}
+    if shift:
+        told |= {"loss_max_abs_drift": shift, "loss_mean_abs_drift": shift, "loss_max_rel_drift": shift / 4}
+    return Row(
+        cell=cell, backend=backend, backend_version="1", gpu="x", status="ok", extra=json.dumps(told),
+        input_bytes=10**9, peak_extra_bytes=2 * 10**9,
+    )  # fmt: skip
+
+
+def test_the_papers_curves_are_panels_of_the_figure_of_losses_and_a_table(made: Any) -> None:
+    own = [run("train_eager", 0, 0.70), run("train_fused", 0, 0.701)]
+    paper = [curve("train_eager", 0.0), curve("train_fused", 0.001)]
+    alone = {a.name: a for a in artefacts(made.results(own))}
+    both = {a.name: a for a in artefacts(made.results([*own, *paper]))}
+    only = {a.name: a for a in artefacts(made.results(paper))}
+    shown = both["training_parity/losses"].data
+    assert list(dict.fromkeys(shown["panel"])) == ["batch 32, fp16", "Q and D, batch 64, fp16"]
+    assert shown[shown["panel"] == "batch 32, fp16"].equals(alone["training_parity/losses"].data)
+    line = shown[(shown["panel"] != "batch 32, fp16") & (shown["backend"] == "train_fused")]
+    assert (line["x"].iloc[0], line["y"].iloc[0]) == (2, pytest.approx(3.996))
+    assert both["training_parity/losses"].sources == ("h200/training_curve.csv", "h200/training_parity.csv")
+    assert "Q and D" in both["training_parity/losses"].caption
+    assert "Q and D" not in alone["training_parity/losses"].caption
+    assert set(only["training_parity/losses"].data["panel"]) == {"Q and D, batch 64, fp16"}
+    assert "training_parity/curve" not in alone
+    table = both["training_parity/curve"].frame.set_index("backend")
+    assert table.loc["train_fused", "loss_max_abs_drift"] == pytest.approx(0.001)
+    assert table.loc["train_fused", "bytes"] == 3e9
+    assert table.loc["train_eager", ["loss_max_abs_drift", "first_step_s"]].isna().all()
+    assert len(both["training_parity/parity"].frame) == len(own)
+
+
+def test_the_papers_curves_are_drawn_and_their_files_written(made: Any, tmp_path: Path) -> None:
+    [figure] = [
+        a for a in artefacts(made.results([curve("train_eager", 0.0), curve("train_fused", 0.001)]))
+        if a.name == "training_parity/losses"
+    ]  # fmt: skip
+    drawing = figure.draw(figure.data)
+    assert [ax.get_title() for ax in drawing.axes if ax.get_visible()] == ["Q and D, batch 64, fp16"]
+    paths = save(drawing, tmp_path / "losses", title=figure.title, data_hash=figure.data_hash())
+    assert all(path.stat().st_size > 1000 for path in paths)
+
+
+def test_a_curve_that_did_not_fit_is_a_line_and_one_that_cannot_be_is_none(made: Any) -> None:
+    cell = curve("train_eager", 0.0).cell
+    rows = [
+        Row(cell=cell, backend="train_eager", backend_version="1", gpu="x", status="oom", error="out of memory"),
+        Row(cell=cell, backend="train_flash_maxsim", backend_version="1", gpu="x", status="unsupported", error="no"),
+    ]
+    found = {a.name: a for a in artefacts(made.results(rows))}
+    assert found["training_parity/curve"].frame[["backend", "status"]].values.tolist() == [["train_eager", "oom"]]
+    assert "training_parity/losses" not in found
 
 
 def test_the_largest_batch_of_a_card_is_the_largest_whose_inputs_and_peak_fit_it(made: Any) -> None:

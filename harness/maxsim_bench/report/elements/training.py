@@ -24,13 +24,14 @@ if TYPE_CHECKING:
 
 ELEMENT = "fig:training_parity"
 BASELINE = "train_eager"
+CURVE = "training_curve"  # the command whose rows are the paper's own: Q and D themselves are trained
 _GROUP = ["device", "B", "dtype", "memory_cap"]
 _POINTS = 24  # of a curve: each the mean of that part of the steps
 
 
-def _runs(results: Results) -> pd.DataFrame:
+def _runs(results: Results, experiment: str = "training_parity") -> pd.DataFrame:
     """Rows of training runs with their `losses` and the last of them."""
-    frame = results.experiment("training_parity").frame.copy()
+    frame = results.experiment(experiment).frame.copy()
     frame["losses"] = [json.loads(x)["losses"] if isinstance(x, str) else [] for x in frame["extra"]]
     frame["last_loss"] = [x[-1] if x else float("nan") for x in frame["losses"]]
     return frame
@@ -99,21 +100,71 @@ def _four(value: Any) -> str:
 
 
 @element
-def loss_curves(results: Results) -> Iterator[Figure]:
-    """Loss over steps, the mean over seeds with the smallest and largest, a panel for each batch size and dtype."""
-    frame = _runs(results)
-    frame = frame[frame["status"] == "ok"]
+def curve(results: Results) -> Iterator[Table]:
+    """One line a scorer of the paper's curves: first and last loss, how far from eager's, seconds and memory."""
+    frame = results.experiment(CURVE).frame
+    frame = frame[frame["status"] != "unsupported"]
     if frame.empty:
         return
+    found = [json.loads(x) if isinstance(x, str) else {} for x in frame["extra"]]
+    told = pd.DataFrame(found, index=frame.index).reindex(columns=_CURVE_FIGURES)
+    lines = pd.concat([frame[["device", "B", "Lq", "dtype", "backend", "status"]], told], axis=1)
+    lines["bytes"] = frame["input_bytes"] + frame["peak_extra_bytes"]
+    columns = [
+        Column("device", "GPU", names.card, right=False),
+        Column("B", "batch", lambda b: str(int(b))),
+        Column("Lq", "tokens", lambda n: str(int(n))),
+        Column("dtype", "dtype", right=False),
+        Column("backend", "backend", names.backend, right=False),
+        Column("status", "status", right=False),
+        Column("loss_first", "first loss", _four),
+        Column("loss_final", "last loss", _four),
+        Column("loss_max_abs_drift", "largest difference of a loss", _four),
+        Column("loss_mean_abs_drift", "mean difference", _four),
+        Column("loss_max_rel_drift", "largest relative difference", _four),
+        Column("wall_s", "all steps [s]", lambda v: "" if pd.isna(v) else f"{v:.1f}"),
+        Column("first_step_s", "of it the first [s]", lambda v: "" if pd.isna(v) else f"{v:.1f}"),
+        Column("bytes", "peak with Q and D [GB]", lambda v: "" if pd.isna(v) else f"{v / 1e9:.3f}"),
+    ]
+    yield Table(
+        "training_parity/curve", "Q and D themselves trained, fused and eager", columns,
+        lines.sort_values(["device", "B", "backend"], kind="stable"), tuple(sorted(set(frame["source"]))),
+        "Adam on fp32 Q and D, cast to the dtype inside each step; every scorer starts from the same numbers. The "
+        "cross-entropy is in the dtype of the scores, fp16 for eager autograd on fp16. Differences are from eager "
+        "autograd, step by step; the first step holds what compiles.",
+        ELEMENT,
+    )  # fmt: skip
+
+
+_CURVE_FIGURES = [
+    "loss_first", "loss_final", "loss_max_abs_drift", "loss_mean_abs_drift", "loss_max_rel_drift", "wall_s",
+    "first_step_s",
+]  # fmt: skip
+
+
+@element
+def loss_curves(results: Results) -> Iterator[Figure]:
+    """Loss over steps, the mean over seeds with the smallest and largest, a panel for each batch size and dtype.
+
+    The paper's curves, of Q and D themselves, have panels of their own behind those.
+    """
+    own, paper = _runs(results), _runs(results, CURVE)
+    own["what"], paper["what"] = "batch", "Q and D, batch"
+    own, paper = own[own["status"] == "ok"], paper[paper["status"] == "ok"]
+    groups = [
+        rows for frame in (own, paper) for _, rows in frame.groupby([*_GROUP, "backend"], dropna=False, sort=True)
+    ]
+    if not groups:
+        return
     points: list[dict[str, Any]] = []
-    for _, rows in frame.groupby([*_GROUP, "backend"], dropna=False, sort=True):
+    for rows in groups:
         first = rows.iloc[0]
         curves = np.array([[part.mean() for part in np.array_split(losses, _POINTS)] for losses in rows["losses"]])
         ends = np.cumsum([len(part) for part in np.array_split(rows["losses"].iloc[0], _POINTS)])
         for x, values in zip(ends, curves.T, strict=True):
             points.append(
                 {
-                    "panel": f"batch {int(first['B'])}, {first['dtype']}", "backend": first["backend"],
+                    "panel": f"{first['what']} {int(first['B'])}, {first['dtype']}", "backend": first["backend"],
                     "device": first["device"], "x": float(x), "y": values.mean(), "low": values.min(),
                     "high": values.max(), "mark": "",
                 }
@@ -123,11 +174,14 @@ def loss_curves(results: Results) -> Iterator[Figure]:
         "Loss of a contrastive run, fused and eager",
         pd.DataFrame(points, columns=list(LINE_COLUMNS)),
         draw_losses,
-        tuple(sorted(set(frame["source"]))),
+        tuple(sorted({*own["source"], *paper["source"]})),
         "Mean over seeds of the cross-entropy, each point the mean of its share of the steps; bars reach from the "
-        "lowest to the highest seed.",
+        "lowest to the highest seed." + ("" if paper.empty else _OF_Q_AND_D),
         ELEMENT,
     )
+
+
+_OF_Q_AND_D = " Panels of Q and D show the published experiment: the embeddings themselves are trained, by one seed."
 
 
 def draw_losses(data: pd.DataFrame) -> Drawing:
