@@ -45,7 +45,7 @@ PYLATE_SITE := $(VENV)-pylate
 test-integrations: $(STAMP) ## PyLate and colpali-engine through our operator, against the real packages
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --upgrade --target $(PYLATE_SITE) \
 	  pylate==1.6.0 sentence-transformers==5.3.0 colpali-engine==0.3.18 peft
-	PYTHONPATH=$(PYLATE_SITE) $(BIN)/python -m pytest tests/maxsim/test_integrations.py
+	PYTHONPATH=$(PYLATE_SITE) $(BIN)/python -m pytest tests/maxsim/test_integrations.py tests/maxsim_bench/retrieve/encoders
 
 bench: $(STAMP) ## the pytest-benchmark suite over the headline cells (ARGS="--benchmark-save=NAME")
 	$(BIN)/python -m pytest tests/benchmarks --benchmark-only $(ARGS)

@@ -103,7 +103,7 @@ def fidelity(request: Request, say: Callable[[str], None]) -> Audited:
     """
     from maxsim_bench.measure import clock
     from maxsim_bench.measure.environment import capture, environment_id
-    from maxsim_bench.record.samples import add_environments
+    from maxsim_bench.record.environments import add_environments
     from maxsim_bench.record.store import Store
     from maxsim_bench.retrieve.audit import LIMIT
     from maxsim_bench.retrieve.fidelity import Settings, run_fidelity

@@ -106,7 +106,7 @@ def run(
     """
     from maxsim_bench.backends.registry import get
     from maxsim_bench.measure.environment import capture, environment_id
-    from maxsim_bench.record.samples import add_environments
+    from maxsim_bench.record.environments import add_environments
     from maxsim_bench.record.store import Store
 
     environment = capture(machine.device)

@@ -16,7 +16,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from maxsim_bench.measure import nvml
+from maxsim_bench.measure import clock, nvml
 
 # What decides whether two measurements may be compared. Clocks, commits and versions of peers may change in between.
 FINGERPRINT = ("device", "gpu", "driver", "cuda", "torch", "triton", "cpu", "cpu_threads")
@@ -32,6 +32,7 @@ def capture(device: str, checkout: Path | None = None) -> dict[str, Any]:
         checkout: folder whose git revision is recorded; default where this package lies.
     """
     facts: dict[str, Callable[[], Any]] = {
+        "captured_at": clock.utc_now,
         "device": lambda: device,
         "gpu": _gpu_name,
         "gpu_memory_bytes": _gpu_memory,

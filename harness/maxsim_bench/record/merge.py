@@ -9,9 +9,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from maxsim_bench.record.environments import add_environments, read_environments
 from maxsim_bench.record.files import StoreError, replace_file
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import add_environments, append_samples, read_environments, read_samples
+from maxsim_bench.record.samples import append_samples, read_samples
 from maxsim_bench.record.store import Store
 
 

@@ -1,4 +1,4 @@
-"""Raw samples and environments beside a CSV: one gzip member of JSON an append, and `environment.json` by id.
+"""Raw samples beside a CSV: one gzip member of JSON an append.
 
 Room: `record`. Imports nothing else of ours. Samples are what comparisons and bootstrap intervals are made of, so they
 are kept as measured; rounding belongs to the report.
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from maxsim_bench.record.files import StoreError, append_durably, hold, replace_file
+from maxsim_bench.record.files import StoreError, append_durably
 
 
 def samples_path(csv_path: Path) -> Path:
@@ -75,40 +75,3 @@ def _members(path: Path) -> tuple[bytes, int]:
         whole.append(content)
         rest = unpacker.unused_data
     return b"".join(whole), end
-
-
-def read_environments(folder: Path) -> dict[str, Any]:
-    """Environment id → what was captured, from `environment.json`; empty if there is none."""
-    path = folder / "environment.json"
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise StoreError(f"{path}: not JSON: {error}. Restore the file, or delete it.") from None
-    if not isinstance(found, dict) or not all(isinstance(facts, dict) for facts in found.values()):
-        raise StoreError(f"{path}: holds no environments by id. Restore the file, or delete it.")
-    return found
-
-
-def add_environments(folder: Path, environments: Mapping[str, Any]) -> None:
-    """Keep environments by id. What is there stays; facts that an earlier writer did not have are added.
-
-    So are parts of a fact that is a table: a ceiling that an earlier session did not measure.
-    """
-    with hold(folder / "environment.json.lock", what=str(folder / "environment.json")):
-        known = read_environments(folder)
-        merged = known | {key: _completed(known.get(key, {}), facts) for key, facts in environments.items()}
-        if merged != known:
-            text = json.dumps(merged, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
-            replace_file(folder / "environment.json", text.encode("utf-8"))
-
-
-def _completed(known: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """`known`, and what `facts` has beside it, in itself and in its tables."""
-    tables = {}
-    for name, fact in facts.items():
-        there = known.get(name)
-        if isinstance(fact, Mapping) and isinstance(there, Mapping):
-            tables[name] = {**fact, **there}
-    return {**facts, **known, **tables}

@@ -13,8 +13,9 @@ from typing import Any
 import pandas as pd
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.environments import read_environments
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import read_environments, read_samples
+from maxsim_bench.record.samples import read_samples
 from maxsim_bench.record.store import Store
 
 # Folders below results/ that hold no committed rows of a card: this machine's own, and the small records of past runs.

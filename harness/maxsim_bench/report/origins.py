@@ -16,6 +16,7 @@ from typing import Any
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import AXES
+from maxsim_bench.record.environments import session_of
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import samples_path
 from maxsim_bench.report import names
@@ -81,7 +82,7 @@ def origins(results: Results, verdicts: Ledger, declared: Declared, out: Path) -
             "samples": os.path.relpath(samples_path(path), beside) if samples_path(path).exists() else "",
             "environment": os.path.relpath(path.parent / "environment.json", beside),
             "experiment": next(iter(cells.values()))[0].cell.experiment,
-            "cells": [_cell(rows, lines, claims.get(digest, []), declared) for digest, rows in cells.items()],
+            "cells": [_cell(rows, lines, claims.get(digest, []), declared, results) for digest, rows in cells.items()],
         }
         found.places.update((digest[:8], f"{name}#{digest}") for digest in cells)
     return found
@@ -97,7 +98,15 @@ def _lines(path: Path) -> dict[tuple[str, ...], int]:
         }
 
 
-def _cell(rows: list[Row], lines: dict[tuple[str, ...], int], claims: list[Any], declared: Declared) -> dict[str, Any]:
+def _commit(row: Row, results: Results) -> str:
+    """The commit of the session that measured the row, shortened; empty where none is recorded."""
+    facts = results.environments.get(row.environment_id or "", {})
+    return str(session_of(facts, row.measured_at).get("git_commit", ""))[:12]
+
+
+def _cell(
+    rows: list[Row], lines: dict[tuple[str, ...], int], claims: list[Any], declared: Declared, results: Results
+) -> dict[str, Any]:
     cell = rows[0].cell
     digest = cell.hash()
     return {
@@ -106,7 +115,12 @@ def _cell(rows: list[Row], lines: dict[tuple[str, ...], int], claims: list[Any],
         "command": command(cell, declared),
         "claims": claims,
         "rows": [
-            {"row": row, "line": lines.get((digest, row.backend, row.backend_version), ""), **_numbers(row)}
+            {
+                "row": row,
+                "line": lines.get((digest, row.backend, row.backend_version), ""),
+                "commit": _commit(row, results),
+                **_numbers(row),
+            }
             for row in sorted(rows, key=lambda row: (row.latency_ms is None, row.latency_ms or 0.0, row.backend))
         ],
     }

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from maxsim_bench.record.environments import session_of
 from maxsim_bench.report import names
 from maxsim_bench.report.claims import Ledger
 from maxsim_bench.report.declared import Declared
@@ -29,8 +30,7 @@ LONG = 12  # lines of a table that is shown at once; longer ones open on a click
 _OWN_PLACES = ("summary", "goals", "claims", "losses")
 _META = re.compile(r'<meta name="data-sha256" content="([0-9a-f]{64})">')
 _ENVIRONMENT = (
-    "gpu", "gpu_memory_bytes", "driver", "cuda", "torch", "triton", "python", "cpu", "cpu_threads", "gpu_power_limit_w",
-    "git_commit", "git_dirty",
+    "gpu", "gpu_memory_bytes", "driver", "cuda", "torch", "triton", "cpu", "cpu_threads", "gpu_power_limit_w",
 )  # fmt: skip
 
 PROTOCOL = (
@@ -114,16 +114,35 @@ def _shown(artefact: Artefact, sidecar: Sidecar) -> dict[str, Any]:
 
 
 def environments(results: Results) -> list[dict[str, Any]]:
-    """What each environment that a row names was, oldest row first."""
-    used = dict.fromkeys(results.frame["environment_id"].dropna())
+    """What each environment that a row names was, oldest row first, and its sessions that rows are of."""
+    frame = results.frame
     found = []
-    for identity in used:
-        facts = results.environments.get(identity)
-        rows = int((results.frame["environment_id"] == identity).sum())
-        known = {} if facts is None else {k: facts[k] for k in _ENVIRONMENT if k in facts}
-        packages = {} if facts is None else facts.get("packages", {})
-        found.append({"id": identity, "rows": rows, "facts": {**known, **packages}})
+    for identity in dict.fromkeys(frame["environment_id"].dropna()):
+        facts = results.environments.get(identity, {})
+        rows = frame[frame["environment_id"] == identity]
+        of = [session_of(facts, at) for at in rows["measured_at"]]
+        sessions = [(s, of.count(s)) for s in facts.get("sessions", []) if s in of]
+        known = {k: facts[k] for k in _ENVIRONMENT if k in facts}
+        found.append({"id": identity, "rows": len(rows), "facts": known, "sessions": [_session(*s) for s in sessions]})
     return found
+
+
+def _session(facts: dict[str, Any], rows: int) -> dict[str, str]:
+    """A session in words: when it began, rows of it, the checkout, what the card reached, and the packages."""
+    ceilings = facts.get("ceilings")
+    reached = ""
+    if isinstance(ceilings, dict):
+        rates = {f"{unit} products [TFLOP/s]": rate for unit, rate in (ceilings.get("matmul_tflops") or {}).items()}
+        rates["read [GB/s]"] = ceilings.get("read_gbs")
+        reached = ", ".join(f"{name} {rate:.4g}" for name, rate in rates.items() if rate)
+    packages = {"python": facts.get("python"), **facts.get("packages", {})}
+    return {
+        "began": str(facts.get("captured_at") or "not recorded"),
+        "rows": str(rows),
+        "commit": str(facts.get("git_commit", ""))[:12] + (", changed since" if facts.get("git_dirty") is True else ""),
+        "reached": reached or "not measured",
+        "packages": ", ".join(f"{name} {version}" for name, version in packages.items() if version),
+    }
 
 
 def failures(frame: pd.DataFrame) -> list[dict[str, Any]]:

@@ -97,6 +97,10 @@ def _environment(out: Sheets, report: Report) -> None:
     first: dict[str, Any] = known[0]["facts"]
     out.paragraph(f"{known[0]['id']}: {known[0]['rows']} rows.")
     out.table(["what", "value"], [False, False], [[str(k), str(v)] for k, v in first.items()])
+    sessions = [[s["began"], s["rows"], s["commit"], s["reached"]] for e in known for s in e["sessions"]]
+    if sessions:
+        out.paragraph("Sessions, of every environment:")
+        out.table(["session began", "rows", "commit", "ceilings reached in it"], [False, True, False, False], sessions)
     others = []
     for one in known[1:]:
         apart = {k: one["facts"].get(k, "not recorded") for k in first if one["facts"].get(k) != first[k]}

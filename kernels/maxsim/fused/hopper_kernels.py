@@ -432,7 +432,7 @@ def _similarities(t, ring, started, it, loads, W: gl.constexpr):
 
 
 @gluon.jit
-def _store(t, w, top, doc, valid, place, out_at, row: gl.constexpr):
+def _store(t, top, doc, valid, place, out_at, row: gl.constexpr):
     """Add up the maxima of rows that hold a query token, top [BM], and store the sums of document `doc`."""
     kept = gl.where(valid, gl.convert_layout(top, row), 0.0)
     sums = gl.sum(gl.reshape(kept, [t.BM // t.G, t.G]), axis=1)
@@ -445,10 +445,10 @@ def _store(t, w, top, doc, valid, place, out_at, row: gl.constexpr):
 
 
 @gluon.jit
-def _store_due(t, w, m, doc, valid, place, out_at, row: gl.constexpr):
+def _store_due(t, m, doc, valid, place, out_at, row: gl.constexpr):
     """`_store` of the maxima m [BM, 4] of a document that ended earlier; doc = -1 is none."""
     if doc >= 0:
-        _store(t, w, gl.reduce(m, 1, _max_nan), doc, valid, place, out_at, row)
+        _store(t, gl.reduce(m, 1, _max_nan), doc, valid, place, out_at, row)
 
 
 @gluon.jit
@@ -514,7 +514,7 @@ def _consume(t, w, ring, W: gl.constexpr):
         while doc < hi:
             started = ring.start(t, zero, it, loads, W)
             if not t.ARGMAX:
-                _store_due(t, w, due, due_doc, valid, place, out_at, row)
+                _store_due(t, due, due_doc, valid, place, out_at, row)
                 due_doc = -1
             s, it = ring.similarities(t, started, it, loads, W)
             # -- reduce: the document that the tile begins in, then those that begin inside the tile
@@ -529,16 +529,14 @@ def _consume(t, w, ring, W: gl.constexpr):
                 # -- store
                 if t.ARGMAX:
                     top, won = gl.reduce((m, mi), 1, _lower_wins)
-                    # where NaN made a comparison void, some token of the document, so that no gather leaves it
-                    won = gl.minimum(gl.maximum(gl.convert_layout(won, row), 0), end - start - 1)
-                    won = gl.where(valid & (end > start), won, -1)
+                    won = gl.where(valid & (end > start), gl.convert_layout(won, row), -1)
                     won_at = (n.to(gl.int64) * w.K + doc) * w.q_max + token
                     gl.store(
                         w.arg_ptr + won_at, won.to(w.arg_ptr.dtype.element_ty), mask=(n < w.Nq) & (token < w.q_max)
                     )
-                    _store(t, w, top, doc, valid, place, out_at, row)
+                    _store(t, top, doc, valid, place, out_at, row)
                 else:
-                    _store_due(t, w, due, due_doc, valid, place, out_at, row)
+                    _store_due(t, due, due_doc, valid, place, out_at, row)
                     due = m
                     due_doc = doc
                 m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
@@ -555,7 +553,7 @@ def _consume(t, w, ring, W: gl.constexpr):
                         following = start
             tile = following
         if not t.ARGMAX:
-            _store_due(t, w, due, due_doc, valid, place, out_at, row)
+            _store_due(t, due, due_doc, valid, place, out_at, row)
 
 
 @gluon.jit

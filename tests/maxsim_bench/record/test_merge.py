@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from maxsim_bench.record.environments import add_environments, read_environments
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.merge import Merged, merge, merge_rows
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import add_environments, append_samples, read_environments, read_samples
+from maxsim_bench.record.samples import append_samples, read_samples
 from maxsim_bench.record.store import Store
 
 MakeRow = Callable[..., Row]

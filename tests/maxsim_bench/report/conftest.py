@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.environments import add_environments
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import add_environments, append_samples
+from maxsim_bench.record.samples import append_samples
 from maxsim_bench.record.store import Store
 from maxsim_bench.report.load import Results, results_of
 

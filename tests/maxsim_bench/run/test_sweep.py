@@ -18,8 +18,9 @@ import pytest
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.record import files
+from maxsim_bench.record.environments import read_environments
 from maxsim_bench.record.files import StoreError
-from maxsim_bench.record.samples import read_environments, read_samples
+from maxsim_bench.record.samples import read_samples
 from maxsim_bench.record.store import Store
 from maxsim_bench.run import sweep as sweep_room
 from maxsim_bench.run.lock import DeviceBusyError, device_lock
@@ -60,7 +61,7 @@ def test_every_cell_and_backend_gets_one_row(
     assert summary.measured == {"ok": 3, "unsupported": 3}
     assert summary.failed == []
     assert set(read_samples(store.path)) == {row.key for row in store.rows() if row.status == "ok"}
-    assert read_environments(store.path.parent)["e1"]["ceilings"] == {"device": "cpu"}
+    assert read_environments(store.path.parent)["e1"]["sessions"][0]["ceilings"] == {"device": "cpu"}
 
 
 def test_finished_rows_are_not_measured_again_unless_forced(

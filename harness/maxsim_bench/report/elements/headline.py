@@ -140,8 +140,8 @@ def limits(results: Results) -> Iterator[Table]:
             f"summary/limits-{device}", f"Where the choice of implementation matters, on {names.card(str(device))}",
             columns, table, tuple(sorted(set(rows["source"]))),
             "fp16, cold L2, median of one call, all backends interleaved. The better peer is the faster of flash-maxsim"
-            f" and late-interaction-kernels. {RATIOS} Above 100 %: faster than the library's own matrix product of the"
-            " session.",
+            f" and late-interaction-kernels. {RATIOS} The ceiling is the best that the card reached in the session, in"
+            " products (the library's or those of a loop that only multiplies) or in streaming reads, whichever binds.",
         )  # fmt: skip
 
 

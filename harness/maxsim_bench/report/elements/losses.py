@@ -81,6 +81,8 @@ def doubtful_rows(results: Results) -> Iterator[Table]:
     chosen["what"] = throttled.where(capped[chosen.index], "wide interval").mask(
         chosen["status"] == "incorrect", "wrong result"
     )
+    refused = (chosen["status"] == "incorrect") & chosen["error"].fillna("").str.startswith("not synchronised")
+    chosen["what"] = chosen["what"].mask(refused, "time refused: faster than the card can be")
     grouped = chosen.groupby(["device", "experiment", "backend", "what"], sort=True)
     counted = grouped.agg(
         rows=("cell_hash", "size"), widest=("ci_width_percent", "max"), example=("cell_hash", "first")

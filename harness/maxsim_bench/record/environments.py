@@ -1,0 +1,78 @@
+"""What rows were measured on: `environment.json` beside the CSVs, by environment id, with the sessions of each.
+
+Room: `record`. Imports nothing else of ours. An id stands for what decides whether times may be compared (card, driver,
+libraries, processor). The checkout, the packages and the ceilings may change from one session to the next under one id,
+so they are kept for each session, and a row's is the last that began before the row was measured.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from maxsim_bench.record.files import StoreError, hold, replace_file
+
+# Facts of a session; all others are of the environment.
+SESSION = ("captured_at", "git_commit", "git_dirty", "packages", "ceilings", "python", "os")
+
+
+def read_environments(folder: Path) -> dict[str, Any]:
+    """Environment id → facts, with `sessions`, earliest first; empty if there is no `environment.json`.
+
+    Raises:
+        StoreError: for a file that is not JSON, or holds no environments by id.
+    """
+    path = folder / "environment.json"
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreError(f"{path}: not JSON: {error}. Restore the file, or delete it.") from None
+    if not isinstance(found, dict) or not all(isinstance(facts, dict) for facts in found.values()):
+        raise StoreError(f"{path}: holds no environments by id. Restore the file, or delete it.")
+    return {key: _by_session(facts) for key, facts in found.items()}
+
+
+def add_environments(folder: Path, environments: Mapping[str, Any]) -> None:
+    """Keep environments by id, and every session once.
+
+    Args:
+        environments: id → facts as captured, those of the session among them; or as `read_environments` returns them.
+            Facts of an environment that are there stay; those that an earlier writer did not have are added.
+    """
+    with hold(folder / "environment.json.lock", what=str(folder / "environment.json")):
+        known = read_environments(folder)
+        merged = known | {key: _joined(known.get(key, {}), _by_session(facts)) for key, facts in environments.items()}
+        if merged != known:
+            text = json.dumps(merged, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+            replace_file(folder / "environment.json", text.encode("utf-8"))
+
+
+def session_of(facts: Mapping[str, Any], measured_at: str | None) -> dict[str, Any]:
+    """The session that a row of this time is of: the last begun before it, else the first; {} where none is kept."""
+    sessions: list[dict[str, Any]] = facts.get("sessions", [])
+    begun = [s for s in sessions if measured_at and _began(s) <= measured_at]
+    return begun[-1] if begun else sessions[0] if sessions else {}
+
+
+def _began(session: Mapping[str, Any]) -> str:
+    return str(session.get("captured_at") or "")
+
+
+def _by_session(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts with their session apart, which a capture has among the others."""
+    own = {name: fact for name, fact in facts.items() if name not in (*SESSION, "sessions")}
+    captured = {name: facts[name] for name in SESSION if name in facts}
+    sessions = [*facts.get("sessions", []), *([captured] if captured else [])]
+    return {**own, "sessions": sessions} if sessions else own
+
+
+def _joined(known: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Both, with the sessions of both in the order in which they began; equal ones once."""
+    sessions: list[Any] = list(known.get("sessions", []))
+    sessions += [session for session in new.get("sessions", []) if session not in sessions]
+    joined = {**new, **known}
+    return {**joined, "sessions": sorted(sessions, key=_began)} if sessions else joined
