@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from maxsim_bench.run.sweep import Progress
 
 _QUIET = ("ok", "unsupported", "skipped")
+WIDE_PERCENT = 10  # half the interval of a median, from which on a line says so; the report calls such rows doubtful
 
 
 class _Left(ProgressColumn):
@@ -54,7 +55,8 @@ class SweepProgress:
     def cell(self, progress: Progress) -> None:
         """Show a finished cell and its new rows; a cell that was finished before moves the bar only."""
         self._bar.update(self._task, completed=progress.done, left=progress.seconds_left)
-        left = "" if progress.seconds_left is None else f", {duration(progress.seconds_left)} left"
+        last = progress.seconds_left is None or progress.done == progress.total
+        left = "" if last else f", {duration(progress.seconds_left)} left"
         head = f"[{progress.done}/{progress.total}{left}] {self._name} {describe(progress.cell, self._axes)}"
         if progress.rows and not self._console.is_terminal:
             good = [f"{row.backend} {outcome(row)}" for row in progress.rows if row.status == "ok"]
@@ -73,7 +75,10 @@ class SweepProgress:
 
 
 def outcome(row: Row) -> str:
-    """ "0.123 ms", or the status with the first line of the reason."""
+    """ "0.123 ms", with its interval where that is wide; or the status with the first line of the reason."""
     if row.status == "ok":
-        return "ok" if row.latency_ms is None else f"{row.latency_ms:.4g} ms"
+        if row.latency_ms is None:
+            return "ok"
+        wide = (row.ci_width_percent or 0) > WIDE_PERCENT
+        return f"{row.latency_ms:.4g} ms" + (f" (± {row.ci_width_percent:.0f} %)" if wide else "")
     return f"{row.status}: {(row.error or '').splitlines()[0]}"

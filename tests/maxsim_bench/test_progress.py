@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.progress import SweepProgress, outcome
+from maxsim_bench.progress import SweepProgress, outcome, outcome
 from maxsim_bench.record.row import Row
 from maxsim_bench.run.sweep import Progress
 
@@ -37,6 +37,19 @@ def test_a_log_has_one_line_a_measured_cell_and_one_a_failure() -> None:
         "[1/2, 2 min left] tiny B=1: eager 1.235 ms, without lik\n"
         "[1/2, 2 min left] tiny B=1 fused: crash: died [of this]\n"
     )
+
+
+def test_a_median_that_is_not_known_well_is_shown_with_its_interval() -> None:
+    row = rows(CELLS[0])[0]
+    assert outcome(row.model_copy(update={"ci_width_percent": 84.6})) == "1.235 ms (± 85 %)"
+    assert outcome(row.model_copy(update={"ci_width_percent": 1.0})) == "1.235 ms"
+
+
+def test_the_last_cell_leaves_no_time() -> None:
+    out = io.StringIO()
+    with SweepProgress("tiny", CELLS, Console(file=out, width=90)) as progress:
+        progress.cell(Progress(2, 2, CELLS[1], rows(CELLS[1]), 1.0))
+    assert out.getvalue().startswith("[2/2] tiny")
 
 
 def test_a_terminal_has_a_bar_with_the_time_left_and_a_line_a_failure() -> None:
