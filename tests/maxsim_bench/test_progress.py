@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.progress import SweepProgress, outcome, outcome
+from maxsim_bench.progress import SweepProgress, outcome
 from maxsim_bench.record.row import Row
 from maxsim_bench.run.sweep import Progress
 
