@@ -111,5 +111,6 @@ def claims_lines(found: Ledger, kept: Sequence[Entry], *, every: bool) -> list[s
 
 def _entry_line(entry: Entry) -> str:
     published = f"{entry.published} {entry.unit}".strip()
-    measured = f"; measured {entry.measured} on {entry.measured_on}" if entry.measured else ""
+    by = f" by {entry.measured_by}" if entry.measured_by else ""
+    measured = f"; measured {entry.measured}{by} on {entry.measured_on}" if entry.measured else ""
     return f"{entry.claim_id}: {entry.verdict}: published {published} on {entry.published_on}{measured}: {entry.why}"
