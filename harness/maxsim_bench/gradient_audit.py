@@ -26,8 +26,8 @@ from maxsim_bench.children import Child
 from maxsim_bench.declare.cell import Cell, Dtype
 from maxsim_bench.machine import Machine, this_machine
 from maxsim_bench.measure import clock
+from maxsim_bench.modules import at_least, ended_in_one_line
 from maxsim_bench.record.row import Row
-from maxsim_bench.stopping import stopped_in_one_line
 
 if TYPE_CHECKING:
     from maxsim.training.audit import Report
@@ -326,10 +326,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, audit, print; exit code 1 if a discrepancy is neither a tie nor a rounding."""
     parser = argparse.ArgumentParser(prog="python -m maxsim_bench.gradient_audit", description=__doc__)
     parser.add_argument("--into", type=Path, default=Path("results/local"), help=f"folder of {EXPERIMENT}.csv")
-    parser.add_argument("--pairs", type=int, default=128, help="shapes of each dtype and path")
-    parser.add_argument("--processes", type=int, help="side by side (default: one a processor, as memory allows)")
+    parser.add_argument("--pairs", type=at_least(1), default=128, help="shapes of each dtype and path")
+    parser.add_argument(
+        "--processes", type=at_least(1), help="side by side (default: one a processor, as memory allows)"
+    )
     told = parser.parse_args(arguments)
-    with stopped_in_one_line():
+    with ended_in_one_line():
         machine = this_machine()
         processes = told.processes or processes_of(machine)
         try:

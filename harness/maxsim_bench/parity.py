@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.machine import Machine, this_machine
+from maxsim_bench.modules import ended_in_one_line
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
@@ -166,22 +167,25 @@ def _line(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, run, print."""
-    from maxsim_bench.retrieve.contrastive import scifact
-
     parser = argparse.ArgumentParser(prog="python -m maxsim_bench.parity", description=__doc__)
     parser.add_argument("--profile", choices=tuple(PROFILES), default="paper")
     parser.add_argument("--into", type=Path, default=Path("results/local"), help="folder of training_parity.csv")
     parser.add_argument("--data-dir", type=Path, help="folder with scifact.tar.gz")
     parser.add_argument("--projection", type=Path, help="where to write the best projection as safetensors, fp16")
     told = parser.parse_args(arguments)
-    machine = this_machine()
-    pool = scifact(told.data_dir, machine.device)
-    rows, weight = parity(PROFILES[told.profile], pool, machine, told.into, lambda line: print(line, flush=True))
-    print(f"{len(rows)} rows in {told.into / EXPERIMENT}.csv")
-    if told.projection is not None and weight is not None:
-        from safetensors.torch import save_file
+    if told.projection is not None and not told.projection.parent.is_dir():
+        parser.error(f"argument --projection: {told.projection.parent} is not a folder")  # before hours of training
+    with ended_in_one_line():
+        from maxsim_bench.retrieve.contrastive import scifact
 
-        save_file({"weight": weight.half().contiguous()}, told.projection)
+        machine = this_machine()
+        pool = scifact(told.data_dir, machine.device)
+        rows, weight = parity(PROFILES[told.profile], pool, machine, told.into, lambda line: print(line, flush=True))
+        print(f"{len(rows)} rows in {told.into / EXPERIMENT}.csv")
+        if told.projection is not None and weight is not None:
+            from safetensors.torch import save_file
+
+            save_file({"weight": weight.half().contiguous()}, told.projection)
 
 
 if __name__ == "__main__":

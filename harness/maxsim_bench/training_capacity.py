@@ -23,8 +23,8 @@ from typing import Any
 from maxsim_bench.children import Child
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.machine import Machine, this_machine
+from maxsim_bench.modules import at_least, ended_in_one_line, seconds
 from maxsim_bench.record.row import Row, Status
-from maxsim_bench.stopping import stopped_in_one_line
 
 EXPERIMENT = "training_capacity"
 LENGTH, DIMENSION = 1024, 128
@@ -182,13 +182,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, climb, print."""
     parser = argparse.ArgumentParser(prog="python -m maxsim_bench.training_capacity", description=__doc__)
     parser.add_argument("--into", type=Path, default=Path("results/local"), help=f"folder of {EXPERIMENT}.csv")
-    parser.add_argument("--largest", type=int, default=LARGEST, help="batch size that is tried last")
-    parser.add_argument("--step-seconds", type=float, default=STEP_SECONDS, help="after which a step is given up")
+    parser.add_argument("--largest", type=at_least(SMALLEST), default=LARGEST, help="batch size that is tried last")
+    parser.add_argument("--step-seconds", type=seconds, default=STEP_SECONDS, help="after which a step is given up")
     told = parser.parse_args(arguments)
     machine = this_machine()
     if machine.device != "cuda":
         parser.error("needs an NVIDIA GPU: what is asked is what fits on one")
-    with stopped_in_one_line():
+    with ended_in_one_line():
         run(machine, told.into, told.largest, lambda line: print(line, flush=True), step_seconds=told.step_seconds)
 
 

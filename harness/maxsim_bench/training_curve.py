@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 
 from maxsim_bench.declare.cell import Cell, Dtype
 from maxsim_bench.machine import Machine, this_machine
+from maxsim_bench.modules import ended_in_one_line
 from maxsim_bench.record.row import Row
-from maxsim_bench.stopping import stopped_in_one_line
 
 if TYPE_CHECKING:
     import torch
@@ -325,13 +325,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     machine = this_machine()
     if told.profile == "paper" and machine.device != "cuda":
         parser.error("the published size needs an NVIDIA GPU; --profile smoke runs on a processor")
-    with stopped_in_one_line():
-        try:
-            rows = run(
-                PROFILES[told.profile], machine, told.into, lambda line: print(line, flush=True), force=told.force
-            )
-        except CurveError as error:
-            parser.exit(1, f"Error: {error}\n")
+    with ended_in_one_line():
+        rows = run(PROFILES[told.profile], machine, told.into, lambda line: print(line, flush=True), force=told.force)
     print(f"{len(rows)} rows in {told.into / EXPERIMENT}.csv")
 
 
