@@ -333,19 +333,21 @@ def selftest(tries: int, within: float | None, into: Path | None, as_json: bool,
 
 
 @main.command()
+@click.argument("run", required=False, type=click.Path(path_type=Path, exists=True, file_okay=False))
 @places_options
-def track(**folders: Path) -> None:
-    """Keep a record of this machine's rows.
+def track(run: Path | None, **folders: Path) -> None:
+    """Keep a record of a run.
 
-    Writes a small file below results/history and redraws the page of trends, where slow drifts show as steps.
+    RUN is a folder of CSVs; default: this machine's rows. Writes a small file below results/history, of the time and
+    the commit of the run's last row, and redraws the page of trends, where slow drifts show as steps.
 
     \b
-    Example: maxsim-bench track
+    Example: maxsim-bench track results/h200/repeat/1
     """
     from maxsim_bench.comparing import track as keep
     from maxsim_bench.reporting import Places
 
-    for path in keep(Places(**folders)):
+    for path in keep(Places(**folders), run):
         click.echo(path)
 
 

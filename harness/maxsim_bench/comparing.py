@@ -91,15 +91,26 @@ def write_comparison(found: Comparison, folder: Path) -> list[Path]:
     return written
 
 
-def track(places: Places) -> tuple[Path, Path]:
-    """Keep a small record of this machine's rows in `results/history` and redraw the trend; both paths."""
+def track(places: Places, folder: Path | None = None) -> tuple[Path, Path]:
+    """Keep a small record of a run in `results/history` and redraw the trend; both paths.
+
+    Args:
+        folder: of the run's CSVs; default: this machine's rows. The record is of the time of its last row and of the
+            commit of the session that measured it, so a run that was measured elsewhere is dated as it was.
+    """
     from maxsim_bench.measure import clock
-    from maxsim_bench.measure.environment import capture
+    from maxsim_bench.record.environments import read_environments, session_of
+    from maxsim_bench.record.store import Store
     from maxsim_bench.report.compare import read_run
     from maxsim_bench.report.history import tracked, write_tracked, write_trend
 
-    run = read_run(str(places.local))
-    record = tracked(run, measured_at=clock.utc_now(), revision=str(capture("cpu")["git_commit"]))
+    folder = folder or places.local
+    run = read_run(str(folder))
+    rows = [row for path in sorted(folder.glob("*.csv")) for row in Store(path).rows()]
+    last = max(rows, key=lambda row: row.measured_at or "")
+    facts = read_environments(folder).get(last.environment_id or "", {})
+    commit = session_of(facts, last.measured_at).get("git_commit", "unknown")
+    record = tracked(run, measured_at=last.measured_at or clock.utc_now(), revision=str(commit))
     history = places.results / "history"
     kept = write_tracked(record, history)
     return kept, write_trend(history, places.figures / "trend.html")

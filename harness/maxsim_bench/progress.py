@@ -55,8 +55,8 @@ class SweepProgress:
     def cell(self, progress: Progress) -> None:
         """Show a finished cell and its new rows; a cell that was finished before moves the bar only."""
         self._bar.update(self._task, completed=progress.done, left=progress.seconds_left)
-        last = progress.seconds_left is None or progress.done == progress.total
-        left = "" if last else f", {duration(progress.seconds_left)} left"
+        over = progress.seconds_left is None or progress.done == progress.total
+        left = "" if over else f", {duration(progress.seconds_left or 0.0)} left"
         head = f"[{progress.done}/{progress.total}{left}] {self._name} {describe(progress.cell, self._axes)}"
         if progress.rows and not self._console.is_terminal:
             good = [f"{row.backend} {outcome(row)}" for row in progress.rows if row.status == "ok"]

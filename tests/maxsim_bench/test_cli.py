@@ -14,6 +14,7 @@ from click.testing import CliRunner, Result
 from maxsim_bench.cli import main
 from maxsim_bench.cli_page import page
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.environments import add_environments
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.store import Store
 
@@ -392,6 +393,19 @@ def test_track_keeps_a_record_and_draws_the_trend(invoke: Invoke) -> None:
     assert json.loads(Path(record).read_text())["values"]
     assert trend == "figures/trend.html"
     assert Path(trend).exists()
+
+
+def test_a_run_that_was_measured_elsewhere_is_tracked_by_its_own_time_and_commit(invoke: Invoke) -> None:
+    row = tiny_row(1, speedup=2.0).model_copy(
+        update={"environment_id": "e", "measured_at": "2026-01-02T03:04:05+00:00"}
+    )
+    Store("elsewhere/tiny.csv").append([row])
+    facts = {"captured_at": "2026-01-02T03:00:00+00:00", "git_commit": "0123456789abcdef"}
+    add_environments(Path("elsewhere"), {"e": facts})
+    done = invoke("track", "elsewhere")
+    assert done.exit_code == 0
+    record = json.loads(Path(done.output.splitlines()[0]).read_text())
+    assert (record["measured_at"], record["revision"]) == ("2026-01-02T03:04:05+00:00", "0123456789abcdef")
 
 
 @pytest.mark.parametrize("arguments", [("run", "tiny", "--timeout", "nan"), ("fidelity", "apidocs", "--limit", "nan")])
