@@ -5,8 +5,11 @@ Room: `record`. May import: declare. What a status may hold is enforced when a r
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Any, Literal, get_args
 
 from pydantic import BaseModel, ConfigDict, model_validator
@@ -23,6 +26,15 @@ MEASURED = (
     "prepare_bytes", "speedup", "speedup_low", "speedup_high", "ndcg_at_10", "ndcg_at_10_reference", "delta",
     "delta_low", "delta_high", "ndcg_at_5", "recall_at_10", "recall_at_100", "mrr_at_10", "queries", "ties",
     "ties_across_cut", "queries_moved", "topk_overlap", "topk_overlap_20", "topk_overlap_100", "spearman", "kendall",
+)  # fmt: skip
+
+# What cannot be zero, and what cannot be negative; no measurement of either kind is infinite or NaN.
+_POSITIVE = (
+    "latency_ms", "latency_p20_ms", "latency_p80_ms", "samples", "speedup", "speedup_low", "speedup_high",
+)  # fmt: skip
+_NOT_NEGATIVE = (
+    "ci_width_percent", "flops", "bytes_min", "tflops", "achieved_gbs", "percent_of_ceiling", "joules_per_mpair",
+    "peak_extra_bytes", "peak_reserved_bytes", "input_bytes", "prepare_bytes",
 )  # fmt: skip
 
 
@@ -107,6 +119,19 @@ class Row(BaseModel):
                 raise ValueError(f"status {self.status!r} needs an `error` that says why")
         return self
 
+    @model_validator(mode="after")
+    def _measurable(self) -> Row:
+        for name in (*_POSITIVE, *_NOT_NEGATIVE):
+            value, positive = getattr(self, name), name in _POSITIVE
+            if value is not None and (not math.isfinite(value) or value < 0 or (positive and value == 0)):
+                least = "positive" if positive else "not negative"
+                raise ValueError(f"{name} is {value}, but what was measured is finite and {least}")
+        if self.extra is not None and not _is_object(self.extra):
+            raise ValueError(f"extra is {self.extra[:40]!r}, which is no object of JSON")
+        if self.measured_at is not None and not _is_time(self.measured_at):
+            raise ValueError(f"measured_at is {self.measured_at!r}, which is no time of ISO 8601")
+        return self
+
     @property
     def key(self) -> str:
         """Identity for resume, merge and comparison."""
@@ -145,6 +170,21 @@ class Row(BaseModel):
                 f"cell_hash is {stored_hash}, but these axes hash to {row.cell.hash()}: a field was changed"
             )
         return row
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
+
+
+def _is_time(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
 
 
 _WRITTEN = {

@@ -32,12 +32,25 @@ def append_samples(csv_path: Path, samples: Mapping[str, Any]) -> None:
 
 
 def read_samples(csv_path: Path) -> dict[str, Any]:
-    """Row key → samples; the last entry of a key wins (it was measured again). A torn last member is left out."""
+    """Row key → samples; the last entry of a key wins (it was measured again). A torn last member is left out.
+
+    Raises:
+        StoreError: for a file that is damaged, or holds something else.
+    """
     path = samples_path(csv_path)
     if not path.exists():
         return {}
-    lines = _members(path)[0].decode("utf-8").splitlines()
-    return {entry["key"]: entry["samples"] for entry in map(json.loads, lines)}
+    found: dict[str, Any] = {}
+    for number, line in enumerate(_members(path)[0].splitlines(), start=1):
+        try:
+            entry = json.loads(line)
+            found[entry["key"]] = entry["samples"]
+        except (ValueError, KeyError, TypeError):  # no UTF-8, no JSON, or JSON of something else
+            raise StoreError(
+                f"{path}: line {number} of its content is no object with `key` and `samples`. "
+                "Restore the file, or delete it."
+            ) from None
+    return found
 
 
 def common_rounds(one: Any, other: Any) -> tuple[list[float], list[float]]:

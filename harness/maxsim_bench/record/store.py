@@ -37,6 +37,16 @@ class Store:
         """Every finished row, in the order of the file. A torn last line is not one."""
         return list(self._load().values())
 
+    def cut(self) -> str | None:
+        """What a kill or a copy cut off the file, in words; None of a whole file, or where there is none."""
+        if not self.path.exists():
+            return None
+        header, end = self._header_and_end()
+        if header is None:
+            return "no header: not read"
+        count = len(self.rows())
+        return f"the last line is cut; {count} rows read" if end < self.path.stat().st_size else None
+
     def has(self, key: str) -> bool:
         """Whether a finished row has this identity (`Row.key`)."""
         return key in self._load()
@@ -147,8 +157,8 @@ class Store:
             return Row.from_record(record)
         except ValidationError as error:
             first = error.errors()[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise StoreError(f"{where}: {place + ': ' if place else ''}{first['msg']}. Restore or delete it.") from None
+            place, told = ".".join(str(part) for part in first["loc"]), first["msg"].removeprefix("Value error, ")
+            raise StoreError(f"{where}: {place + ': ' if place else ''}{told}. Restore or delete it.") from None
         except ValueError as error:
             raise StoreError(f"{where}: {error}. Restore or delete it.") from None
 

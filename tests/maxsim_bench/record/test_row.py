@@ -43,3 +43,26 @@ def test_only_a_number_as_python_writes_it_is_one(row: MakeRow, text: str) -> No
 def test_rows_with_nan_in_the_same_place_are_the_same(row: MakeRow) -> None:
     assert row(max_abs_err=float("nan")).same_as(row(max_abs_err=float("nan")))
     assert not row(max_abs_err=1.0).same_as(row(max_abs_err=2.0))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("latency_ms", bad) for bad in (-1.0, 0.0, float("nan"), float("inf"))),
+        *(("speedup", bad) for bad in (-1.0, 0.0, float("nan"), float("inf"))),
+        ("samples", 0),
+        ("peak_extra_bytes", -1),
+        ("input_bytes", -1),
+        ("tflops", float("nan")),
+        ("extra", "{'a': 1}"),
+        ("extra", "[1]"),
+        ("measured_at", "yesterday"),
+    ],
+)
+def test_what_no_measurement_gives_is_refused(row: MakeRow, name: str, value: object) -> None:
+    with pytest.raises(ValueError, match=f"{name} is "):
+        row(**{name: value})
+
+
+def test_zero_bytes_are_a_measurement(row: MakeRow) -> None:
+    assert row(peak_extra_bytes=0, prepare_bytes=0, extra='{"a": 1}').prepare_bytes == 0

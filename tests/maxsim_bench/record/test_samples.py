@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -38,4 +39,14 @@ def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
     append_samples(csv, {"a": [1]})
     samples_path(csv).write_bytes(b"junk" + samples_path(csv).read_bytes())
     with pytest.raises(StoreError, match=r"damaged after byte 0: .*Restore the file, or delete it"):
+        read_samples(csv)
+
+
+@pytest.mark.parametrize(
+    "content", [b'{"nokey":1}\n', b"not JSON\n", b"[1]\n", b"\xff\n", b'{"key":["a"],"samples":1}\n']
+)
+def test_whole_gzip_of_something_else_is_told_with_the_file(tmp_path: Path, content: bytes) -> None:
+    csv = tmp_path / "t.csv"
+    samples_path(csv).write_bytes(gzip.compress(b'{"key":"a","samples":[1]}\n' + content))
+    with pytest.raises(StoreError, match=r"t\.samples\.jsonl\.gz: line 2 of its content is no object with `key`"):
         read_samples(csv)

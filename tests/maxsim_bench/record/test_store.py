@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import subprocess
 import sys
@@ -24,7 +26,12 @@ words = st.text(min_size=1, max_size=30)
 numbers = st.floats(allow_nan=False)
 contents = st.fixed_dictionaries(
     {"backend": words, "backend_version": words, "error": words},
-    optional={"max_abs_err": numbers, "input_bytes": st.integers(0, 2**70), "kernel_config": words, "extra": words},
+    optional={
+        "max_abs_err": numbers,
+        "input_bytes": st.integers(0, 2**70),
+        "kernel_config": words,
+        "extra": st.dictionaries(words, words).map(json.dumps),
+    },
 )
 shared = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60, deadline=None)
 
@@ -41,7 +48,7 @@ def test_what_is_written_is_what_is_read(tmp_path: Path, row: MakeRow, fields: l
 
 
 @shared
-@given(value=numbers, count=st.integers(1, 2**40))
+@given(value=numbers.filter(lambda x: 0 < x < math.inf), count=st.integers(1, 2**40))
 def test_numbers_come_back_to_the_bit(tmp_path: Path, row: MakeRow, value: float, count: int) -> None:
     path = tmp_path / "n.csv"
     path.unlink(missing_ok=True)
@@ -67,6 +74,23 @@ def test_a_file_cut_at_any_byte_keeps_its_finished_rows_and_goes_on(tmp_path: Pa
         assert cut.read_bytes() == data
 
 
+def test_what_was_cut_off_is_told(tmp_path: Path, row: MakeRow) -> None:
+    store = Store(tmp_path / "t.csv")
+    assert store.cut() is None
+    store.append([row(1), row(2)])
+    data = store.path.read_bytes()
+    header = data.index(b"\n")
+    for length, told in (
+        (len(data), None),
+        (len(data) - 1, "the last line is cut; 1 rows read"),
+        (header + 2, "the last line is cut; 0 rows read"),
+        (header, "no header: not read"),
+        (0, "no header: not read"),
+    ):
+        store.path.write_bytes(data[:length])
+        assert store.cut() == told
+
+
 def test_a_number_cut_to_its_point_is_not_a_number(tmp_path: Path, row: MakeRow) -> None:
     path = tmp_path / "t.csv"
     Store(path).append([row(latency_ms=2.5)])
@@ -84,8 +108,9 @@ def test_a_number_cut_to_its_point_is_not_a_number(tmp_path: Path, row: MakeRow)
         (
             ",ok,",
             ",oom,",
-            r"t\.csv:2: Value error, status 'oom' holds no measurement, but latency_ms, samples is filled",
+            r"t\.csv:2: status 'oom' holds no measurement, but latency_ms, samples is filled",
         ),
+        (",1.1,", ",-1.1,", r"t\.csv:2: latency_ms is -1\.1, but what was measured is finite and positive\. Restore"),
         (",fused,", ',fu"s"ed,"x,', r"t\.csv:2: not a line of CSV"),
         ("cell_hash,", "cell_hush,", r"t\.csv:1: unknown columns cell_hush: .*another version"),
         (",1,2026-01-01", ",0,2026-01-01", r"t\.csv:2: schema 0, but .* reads schema 1\. Move the file away"),
