@@ -54,7 +54,7 @@ def maxsim(
         valid token makes its scores NaN. Differentiable in Q and D; a second derivative raises.
 
     Raises:
-        ValueError: that names the argument.
+        ValueError: that names the argument; inside a transform of `torch.func` (vmap, jvp).
 
     Example:
         >>> maxsim(torch.eye(2), torch.eye(2)[None])

@@ -10,6 +10,8 @@ for each kept result.
 from __future__ import annotations
 
 import contextlib
+import operator
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -62,6 +64,7 @@ def search(
         document number first. Where the corpus holds fewer than k documents: −inf and −1.
 
     Raises:
+        TypeError: for k or depth that is no whole number, and a corpus that is none.
         ValueError: for k < 1, arguments that do not fit each other, or a NaN score, naming query and document.
     """
     q = tokens(Q, role="Q")
@@ -88,6 +91,11 @@ def search(
 def _check(q: TokenBatch, corpus: Corpus, k: int, rescore: bool, originals: object, depth: int) -> None:
     if q.dtype == torch.float64:
         raise ValueError("Q: dtype is float64; search ranks fp32 scores, give fp16, bf16 or fp32")
+    for name, value in (("k", k), ("depth", depth)):
+        try:
+            operator.index(value)
+        except TypeError:
+            raise TypeError(f"{name} = {value!r}: expected a whole number, got {type(value).__name__}") from None
     if k < 1 or depth < 1:
         raise ValueError(f"k = {k}, depth = {depth}: both are at least 1")
     if rescore and originals is None:
@@ -98,6 +106,11 @@ def _check(q: TokenBatch, corpus: Corpus, k: int, rescore: bool, originals: obje
         raise ValueError(f"originals: an index of quantiser {originals.quantiser!r}; rescoring needs one of 'none'")
     if isinstance(corpus, Tensor):
         raise ValueError("corpus is a tensor: wrap it, maxsim.tokens(corpus, lengths=...)")
+    if not isinstance(corpus, TokenBatch | QuantizedTokens | Iterable):
+        raise TypeError(
+            f"corpus: expected a TokenBatch, QuantizedTokens, an Index or an iterable of blocks, got "
+            f"{type(corpus).__name__}"
+        )
 
 
 # ---- ranking: one int64 key a result, larger is better, so that ties have one answer

@@ -152,6 +152,10 @@ def tokens(
     At most one of mask, lengths and cu_seqlens. N = 0 and L = 0 are allowed. What masked tokens hold is never looked
     at. Checking lengths, masks and offsets synchronises with the device once.
 
+    What needs no conversion is not copied, for a copy is one more kernel before every score: the batch keeps the
+    caller's memory of values that it views, of int32 `lengths` and of int64 `cu_seqlens`. Writing to one of them later
+    changes the batch unchecked, so do not, or pass a clone. Lengths and offsets of other dtypes and masks are copied.
+
     Raises:
         ValueError: that names the argument, for anything that is not as described.
         TypeError: for values that are not a tensor.

@@ -99,3 +99,23 @@ def test_autocast_does_not_change_what_is_multiplied():
     expected = maxsim.maxsim(Q, D)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(maxsim.maxsim(Q, D), expected)
+
+
+@pytest.mark.parametrize("name", ["Q", "D"])
+def test_a_sparse_tensor_is_refused_by_name(name):
+    X = torch.ones(2, 3, 4)
+    given = {"Q": X, "D": X, name: X.to_sparse()}
+    with pytest.raises(ValueError, match=rf"^{name}: layout is torch.sparse_coo; pass a strided"):
+        maxsim.maxsim(given["Q"], given["D"])
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_transform_of_torch_func_is_refused_with_a_sentence(batched):
+    X = torch.ones(2, 3, 4)
+
+    def score(q):
+        return maxsim.maxsim(maxsim.tokens(q, role="Q") if batched else q, X)
+
+    for transform in (lambda: torch.func.vmap(score)(X), lambda: torch.func.jvp(score, (X,), (X,))):
+        with pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
+            transform()

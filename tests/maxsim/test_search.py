@@ -235,3 +235,17 @@ def test_device_memory_does_not_grow_with_the_corpus():
 
     peak(1)
     assert peak(12) <= peak(2) * 1.05
+
+
+@pytest.mark.parametrize(
+    ("corpus", "options", "message"),
+    [
+        (tokens(torch.ones(2, 3, 4)), {"k": 2.5}, r"k = 2\.5: expected a whole number, got float"),
+        (tokens(torch.ones(2, 3, 4)), {"k": None}, "k = None: expected a whole number"),
+        (tokens(torch.ones(2, 3, 4)), {"k": 1, "depth": 1.5}, r"depth = 1\.5: expected a whole number"),
+        (None, {"k": 1}, "corpus: expected a TokenBatch, .* got NoneType"),
+    ],
+)
+def test_what_is_of_another_type_is_a_type_error_with_a_sentence(corpus, options, message):
+    with pytest.raises(TypeError, match=message):
+        search(torch.ones(3, 4), corpus, **options)

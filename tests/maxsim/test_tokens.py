@@ -253,3 +253,17 @@ def test_a_nested_tensor_is_refused_by_name():
 def test_public_names_are_frozen():
     for name in ("LaunchPlan", "TokenBatch", "explain", "maxsim", "maxsim_argmax", "tokens"):
         assert name in maxsim.__all__
+
+
+def test_lengths_of_int32_and_offsets_of_int64_are_the_caller_s_memory_and_others_are_copies():
+    X = torch.zeros(2, 3, 4)
+    for dtype, shared in ((torch.int32, True), (torch.int64, False), (torch.uint8, False)):
+        lengths = torch.tensor([1, 2], dtype=dtype)
+        batch = tokens(X, lengths=lengths)
+        lengths.fill_(0)
+        assert batch.lengths.tolist() == ([0, 0] if shared else [1, 2])
+    for dtype, shared in ((torch.int64, True), (torch.int32, False)):
+        offsets = torch.tensor([0, 1, 6], dtype=dtype)
+        batch = tokens(X.view(6, 4), cu_seqlens=offsets)
+        offsets.fill_(0)
+        assert batch.starts.tolist() == ([0, 0] if shared else [0, 1])

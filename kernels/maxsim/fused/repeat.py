@@ -63,13 +63,27 @@ def remember(
 
 
 def layout(x: object) -> tuple[Any, ...] | None:
-    """Everything about an operand that a launch depends on but its address; None for what is never remembered."""
-    if type(x) is TokenBatch:
-        rows = x.values
-        carried = (x.count, x.pitch, x.max_length, x.starts is None, x.lengths is None, x.total_rows)
-        return (*carried, rows.shape, rows.stride(), rows.dtype, rows.get_device(), rows.data_ptr() % 16)
-    if type(x) is Tensor:  # not a subclass, which may be no memory at all
-        return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
+    """Everything about an operand that a launch depends on but its address; None for what is never remembered.
+
+    Raises:
+        ValueError: inside a transform of `torch.func`.
+    """
+    try:  # costs nothing while nothing is raised
+        if type(x) is TokenBatch:
+            rows = x.values
+            carried = (x.count, x.pitch, x.max_length, x.starts is None, x.lengths is None, x.total_rows)
+            return (*carried, rows.shape, rows.stride(), rows.dtype, rows.get_device(), rows.data_ptr() % 16)
+        if type(x) is Tensor:  # not a subclass, which may be no memory at all
+            return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
+    except RuntimeError:
+        values = x.values if isinstance(x, TokenBatch) else x
+        if isinstance(values, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(values):
+            raise ValueError(
+                "Q, D: inside a transform of torch.func (vmap, jvp, grad), where a tensor has no memory that a kernel "
+                "could read; maxsim scores batches itself, [Nq, Lq, d] with [B, Ld, d], and its gradients come from "
+                "torch.autograd"
+            ) from None
+        # sparse: `tokens` says so by the argument's name
     return None
 
 

@@ -4,7 +4,8 @@ Room: `quantized`. May import: fused, tokens.
 
 A folder of safetensors shards (`codes` [T, d], `scales` fp32 [T] or [documents], `lengths` int32 [documents], `ids` a
 JSON list in UTF-8) and `manifest.json`, which is rewritten after every shard: whatever it lists is on the disk whole.
-Opening checks every size and checksum, and refuses what is wrong by the name of the file.
+Opening checks every size and checksum, the manifest's fields and what the shards' headers say of them, and refuses what
+is wrong by the name of the file and the field.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ VERSION = 1
 MANIFEST = "manifest.json"
 Quantiser = Literal["int8_per_token", "int8_per_document", "fp8_per_token", "fp8_per_document", "none"]
 QUANTISERS = ("int8_per_token", "int8_per_document", "fp8_per_token", "fp8_per_document", "none")
+# Names of element types in a shard's header.
+_CODES = {"int8": ("I8",), "fp8": ("F8_E4M3",), "none": ("F16", "BF16", "F32")}
 
 
 class IndexFileError(ValueError):
@@ -80,8 +83,12 @@ class Index:
 
     def shard(self, i: int) -> QuantizedTokens | TokenBatch:
         """Documents of shard i on the CPU, over the memory map: a plain `TokenBatch` where nothing is quantised."""
-        parts = _read(self.path / self.manifest["shards"][i]["file"], ("codes", "scales", "lengths"))
+        file = self.path / self.manifest["shards"][i]["file"]
+        parts = _read(file, ("codes", "scales", "lengths"))
         lengths = parts["lengths"].long()
+        total = int(lengths.sum())
+        if total != parts["codes"].shape[0] or (lengths.numel() and int(lengths.min()) < 0):
+            raise IndexFileError(f"{file}: lengths add up to {total}, but codes has {parts['codes'].shape[0]} rows")
         starts = torch.cumsum(lengths, 0) - lengths
         batch = TokenBatch(
             values=parts["codes"],
@@ -100,7 +107,7 @@ class Index:
         """Id of every document, by document number."""
         out: list[str] = []
         for shard in self.manifest["shards"]:
-            out += _ids(self.path / shard["file"])
+            out += _ids(self.path / shard["file"], shard["documents"])
         return out
 
 
@@ -109,10 +116,11 @@ def open_index(path: str | Path, *, verify: bool = True) -> Index:
 
     Args:
         path: its folder.
-        verify: read every shard once and compare its SHA-256. Sizes are compared in any case.
+        verify: read every shard once and compare its SHA-256. Sizes are compared, and headers read, in any case.
 
     Raises:
-        IndexFileError: naming the file that is missing, truncated, changed, unfinished or of another kind.
+        IndexFileError: naming the file that is missing, truncated, changed, unfinished or of another kind, and the
+            field that is wrong.
     """
     index = _open(Path(path))
     if not index.manifest["complete"]:
@@ -121,6 +129,7 @@ def open_index(path: str | Path, *, verify: bool = True) -> Index:
         for shard in index.manifest["shards"]:
             if _sha256(index.path / shard["file"]) != shard["sha256"]:
                 raise IndexFileError(f"{index.path / shard['file']}: does not match its checksum; write it again")
+    _check_headers(index)
     return index
 
 
@@ -145,14 +154,16 @@ def write_index(
 
     Raises:
         IndexFileError: if the folder holds an index of other settings or other documents, or a finished one.
-        ValueError: for ids that do not match the block, are not strings or occur twice; see `quantize_int8`.
+        ValueError: for ids that do not match the block, are not strings, cannot be written as UTF-8 or occur twice; see
+            `quantize_int8`.
     """
     if quantiser not in QUANTISERS:
         raise ValueError(f"quantiser = {quantiser!r}: choose one of {', '.join(QUANTISERS)}")
+    _require_utf8("encoder", encoder)
     folder = Path(path)
     folder.mkdir(parents=True, exist_ok=True)
     manifest = _resume(folder, encoder, quantiser)
-    written = [_ids(folder / shard["file"]) for shard in manifest["shards"]]
+    written = [_ids(folder / shard["file"], shard["documents"]) for shard in manifest["shards"]]
     seen = {name for names in written for name in names}
     for i, (ids, block) in enumerate(blocks):
         names = list(ids)
@@ -178,10 +189,19 @@ def _check_block(names: list[str], batch: TokenBatch, manifest: dict[str, Any], 
     if len(names) != batch.count:
         raise ValueError(f"block {i}: {len(names)} ids for {batch.count} documents")
     for name in names:
-        if not isinstance(name, str):
-            raise ValueError(f"block {i}: id {name!r} is not a string")
+        _require_utf8(f"block {i}: id", name)
     if manifest["d"] not in (None, batch.d):
         raise ValueError(f"block {i}: d = {batch.d}, but earlier blocks have d = {manifest['d']}")
+
+
+def _require_utf8(what: str, text: object) -> None:
+    """ValueError unless it is a string that a file in UTF-8 can hold: a lone surrogate is none."""
+    if not isinstance(text, str):
+        raise ValueError(f"{what} {text!r} is not a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(f"{what} {text!r} cannot be written as UTF-8: {error.reason} at {error.start}") from None
 
 
 def _write_shard(file: Path, names: list[str], batch: TokenBatch, quantiser: Quantiser) -> dict[str, Any]:
@@ -222,7 +242,9 @@ def _resume(folder: Path, encoder: str, quantiser: Quantiser) -> dict[str, Any]:
             "complete": False,
             "shards": [],
         }
-    manifest = _open(folder).manifest
+    index = _open(folder)
+    _check_headers(index)
+    manifest = index.manifest
     for key, value in (("encoder", encoder), ("quantiser", quantiser)):
         if manifest[key] != value:
             raise IndexFileError(f"{folder / MANIFEST}: {key} is {manifest[key]!r}, not {value!r}; use a new folder")
@@ -237,6 +259,8 @@ def _open(folder: Path) -> Index:
         manifest = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise IndexFileError(f"{file}: not there, so {folder} is not an index") from None
+    except OSError as error:
+        raise IndexFileError(f"{file}: cannot be read ({error.strerror}); an index is a folder") from None
     except ValueError as error:
         raise IndexFileError(f"{file}: not JSON ({error})") from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT or manifest.get("version") != VERSION:
@@ -244,6 +268,7 @@ def _open(folder: Path) -> Index:
     missing = {"encoder", "quantiser", "d", "complete", "shards"} - manifest.keys()
     if missing or manifest["quantiser"] not in QUANTISERS:
         raise IndexFileError(f"{file}: {', '.join(sorted(missing)) or 'quantiser'} missing or unknown")
+    _check_fields(file, manifest)
     for shard in manifest["shards"]:
         path = folder / shard["file"]
         if not path.exists():
@@ -251,6 +276,75 @@ def _open(folder: Path) -> Index:
         if path.stat().st_size != shard["bytes"]:
             raise IndexFileError(f"{path}: {path.stat().st_size} bytes, but {shard['bytes']} were written")
     return Index(folder, manifest)
+
+
+def _check_fields(file: Path, manifest: dict[str, Any]) -> None:
+    """IndexFileError unless every field is of its kind and the shards are those of `write_index`, in their order."""
+    shards = manifest["shards"]
+    if not isinstance(shards, list):
+        raise IndexFileError(f"{file}: shards is {shards!r}; expected a list")
+    fields: list[tuple[str, object, bool, str]] = [
+        ("encoder", manifest["encoder"], isinstance(manifest["encoder"], str), "a string"),
+        ("complete", manifest["complete"], isinstance(manifest["complete"], bool), "true or false"),
+    ]
+    if shards or manifest["d"] is not None:  # only a block tells d
+        fields.append(("d", manifest["d"], _whole(manifest["d"], 1), "a whole number, at least 1"))
+    for i, shard in enumerate(shards):
+        if not isinstance(shard, dict):
+            raise IndexFileError(f"{file}: shards[{i}] is {shard!r}; expected an object")
+        digest = shard.get("sha256")
+        fields.append((f"shards[{i}].file", shard.get("file"), shard.get("file") == _name(i), repr(_name(i))))
+        fields.append((f"shards[{i}].sha256", digest, isinstance(digest, str), "a string"))
+        for key in ("bytes", "documents", "tokens"):
+            fields.append((f"shards[{i}].{key}", shard.get(key), _whole(shard.get(key), 0), "a whole number"))
+    for name, value, right, expected in fields:
+        if not right:
+            raise IndexFileError(
+                f"{file}: {name} is {'missing' if value is None else repr(value)}; expected {expected}"
+            )
+
+
+def _whole(x: object, least: int) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool) and x >= least
+
+
+def _check_headers(index: Index) -> None:
+    """IndexFileError unless the tensors of every shard are those that the manifest speaks of. No tensor is read."""
+    d, quantiser = index.manifest["d"], index.quantiser
+    for i, shard in enumerate(index.manifest["shards"]):
+        documents, rows = shard["documents"], shard["tokens"]
+        expected: list[tuple[str, tuple[str, ...], list[int], str]] = [
+            ("lengths", ("I32",), [documents], f"shards[{i}].documents = {documents}"),
+            (
+                "codes",
+                _CODES[quantiser.partition("_")[0]],
+                [rows, d],
+                f"quantiser = {quantiser!r}, shards[{i}].tokens = {rows}, d = {d}",
+            ),
+        ]
+        if quantiser != "none":
+            scales = rows if quantiser.endswith("token") else documents
+            expected.append(("scales", ("F32",), [scales], f"quantiser = {quantiser!r}"))
+        file = index.path / shard["file"]
+        held = _header(file)
+        for name, dtypes, shape, said in expected:
+            if name not in held:
+                raise IndexFileError(f"{file}: holds no {name}")
+            dtype, found = held[name]
+            if dtype not in dtypes or found != shape:
+                raise IndexFileError(
+                    f"{file}: {name} is {dtype} {found}, but {MANIFEST} says {said}: {' or '.join(dtypes)} {shape}"
+                )
+
+
+def _header(file: Path) -> dict[str, tuple[str, list[int]]]:
+    """Element type and shape of every tensor of a shard."""
+    try:
+        with safe_open(str(file), framework="pt") as handle:
+            parts = {name: handle.get_slice(name) for name in handle.keys()}  # noqa: SIM118
+            return {name: (part.get_dtype(), list(part.get_shape())) for name, part in parts.items()}
+    except (SafetensorError, OSError) as error:
+        raise IndexFileError(f"{file}: not a readable shard ({error})") from None
 
 
 def _read(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
@@ -261,11 +355,16 @@ def _read(file: Path, names: Iterable[str]) -> dict[str, Tensor]:
         raise IndexFileError(f"{file}: not a readable shard ({error})") from None
 
 
-def _ids(file: Path) -> list[str]:
+def _ids(file: Path, documents: int) -> list[str]:
     parts = _read(file, ("ids",))
     if "ids" not in parts:
         raise IndexFileError(f"{file}: holds no ids")
-    names = json.loads(bytes(parts["ids"].numpy()).decode())
+    try:
+        names = json.loads(bytes(parts["ids"].numpy()).decode())
+    except ValueError as error:
+        raise IndexFileError(f"{file}: ids is not JSON ({error})") from None
+    if not isinstance(names, list) or len(names) != documents:
+        raise IndexFileError(f"{file}: ids is not a list of {documents}, one a document")
     return [str(name) for name in names]
 
 

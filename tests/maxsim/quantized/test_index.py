@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from maxsim import tokens
 from maxsim.quantized import QuantizedTokens, quantize_fp8, quantize_int8
@@ -204,3 +205,89 @@ def test_the_manifest_states_documents_tokens_and_bytes_of_every_shard(folder):
     assert [s["documents"] for s in shards] == [3, 3, 1]
     assert [s["tokens"] for s in shards] == [8, 8, 4]
     assert [s["bytes"] for s in shards] == [(folder / s["file"]).stat().st_size for s in shards]
+
+
+def rewritten(folder: Path, change) -> None:
+    manifest = json.loads((folder / MANIFEST).read_text())
+    change(manifest)
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda m: m.update(shards=None), r"manifest\.json: shards is None; expected a list"),
+        (lambda m: m.update(shards=[1]), r"manifest\.json: shards\[0\] is 1; expected an object"),
+        (lambda m: m.update(shards=[{}]), r"manifest\.json: shards\[0\]\.file is missing"),
+        (lambda m: m["shards"][1].pop("sha256"), r"manifest\.json: shards\[1\]\.sha256 is missing"),
+        (lambda m: m["shards"][1].update(bytes=True), r"manifest\.json: shards\[1\]\.bytes is True"),
+        (lambda m: m["shards"][1].update(tokens=-1), r"manifest\.json: shards\[1\]\.tokens is -1"),
+        (lambda m: m["shards"][1].update(m["shards"][0]), r"manifest\.json: shards\[1\]\.file is 'shard-00000"),
+        (lambda m: m["shards"][1].update(file="../x"), r"manifest\.json: shards\[1\]\.file is '\.\./x'"),
+        (lambda m: m.update(d="x"), r"manifest\.json: d is 'x'; expected a whole number"),
+        (lambda m: m.update(d=None), r"manifest\.json: d is missing"),
+        (lambda m: m.update(complete="no"), r"manifest\.json: complete is 'no'; expected true or false"),
+        (lambda m: m.update(encoder=3), r"manifest\.json: encoder is 3; expected a string"),
+        (lambda m: m.update(quantiser=[]), r"manifest\.json: quantiser missing or unknown"),
+        (lambda m: m["shards"][1].update(documents=7), r"shard-00001.*: lengths is I32 \[3\], .*documents = 7"),
+        (lambda m: m["shards"][1].update(tokens=7), r"shard-00001.*: codes is I8 \[8, 32\], .*tokens = 7"),
+        (lambda m: m.update(d=9), r"shard-00000.*: codes is I8 \[3?8?, 32\], .*d = 9"),
+        (lambda m: m.update(quantiser="fp8_per_token"), r"shard-00000.*: codes is I8 .*'fp8_per_token'.*F8_E4M3"),
+        (lambda m: m.update(quantiser="none"), r"shard-00000.*: codes is I8 .*'none'.*F16 or BF16 or F32"),
+        (lambda m: m.update(quantiser="int8_per_document"), r"shard-00000.*: scales is F32 \[8\].*'int8_per_document'"),
+    ],
+)
+def test_a_manifest_that_is_not_of_its_shards_is_refused_by_file_and_field(folder, change, message, verify):
+    rewritten(folder, change)
+    with pytest.raises(IndexFileError, match=message):
+        open_index(folder, verify=verify)
+
+
+def test_resuming_checks_the_manifest_against_the_shards(tmp_path):
+    def interrupted():
+        yield next(blocks())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_index(tmp_path, interrupted(), encoder="e")
+    rewritten(tmp_path, lambda m: m["shards"][0].update(tokens=5))
+    with pytest.raises(IndexFileError, match=r"shard-00000.*tokens = 5"):
+        write_index(tmp_path, blocks(), encoder="e")
+
+
+def test_an_index_of_no_documents_opens(tmp_path):
+    write_index(tmp_path, [], encoder="e")
+    assert (open_index(tmp_path).count, open_index(tmp_path).ids()) == (0, [])
+
+
+@pytest.mark.parametrize(
+    ("parts", "message"),
+    [
+        ({"lengths": torch.tensor([5, 0, 9], dtype=torch.int32)}, "lengths add up to 14, but codes has 8 rows"),
+        ({"lengths": torch.tensor([9, -4, 3], dtype=torch.int32)}, "lengths add up to 8"),
+        ({"ids": torch.frombuffer(bytearray(b'["a"]'), dtype=torch.uint8)}, "ids is not a list of 3"),
+        ({"ids": torch.frombuffer(bytearray(b'["a"'), dtype=torch.uint8)}, "ids is not JSON"),
+    ],
+)
+def test_a_shard_at_odds_with_itself_is_refused_when_it_is_read(folder, parts, message):
+    file = folder / "shard-00000.safetensors"
+    save_file({**load_file(file), **parts}, file)
+    rewritten(folder, lambda m: m["shards"][0].update(bytes=file.stat().st_size))
+    index = open_index(folder, verify=False)
+    with pytest.raises(IndexFileError, match=rf"shard-00000\.safetensors: {message}"):
+        index.shard(0) if "lengths" in parts else index.ids()
+
+
+def test_a_file_is_not_an_index(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(IndexFileError, match="an index is a folder"):
+        open_index(tmp_path / "file")
+
+
+def test_text_that_utf_8_cannot_hold_is_refused_before_anything_is_written(tmp_path):
+    with pytest.raises(ValueError, match=r"block 0: id 'a\\ud800' cannot be written as UTF-8"):
+        write_index(tmp_path, [(["a\ud800"], torch.ones(1, 2, 4))], encoder="e")
+    with pytest.raises(ValueError, match=r"encoder '\\ud800' cannot be written as UTF-8"):
+        write_index(tmp_path, [(["a"], torch.ones(1, 2, 4))], encoder="\ud800")
+    assert list(tmp_path.iterdir()) == []
