@@ -5,7 +5,9 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -35,6 +37,7 @@ PAGE = "report.html"
 COMMAND = ("maxsim-bench", "report")
 _MOST_WORKERS = 8
 _FIGURES_A_WORKER = 6  # fewer are drawn sooner than another process has imported matplotlib
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -94,12 +97,14 @@ class Report:
 
 def compose(roots: Sequence[Path], places: Places) -> Report:
     """Load and compute everything; nothing is drawn or written."""
-    results, declared = load(roots), Declared.below(places.experiments)
+    declared = Declared.below(places.experiments)
+    goals = read_goals(places.goals, declared.experiments)
+    results = load(roots)
     verdicts = ledger(read_paper(places.paper), results, declared)
     made = [
         *artefacts(results),
         *audit_tables(results, places.thresholds),
-        *goal_tables(results, read_goals(places.goals), declared.experiments),
+        *goal_tables(results, goals, declared.experiments),
         *ledger_tables(verdicts, results),
     ]
     return Report(results, tuple(made), verdicts, declared)
@@ -181,10 +186,24 @@ def _draw(out: Path, figures: Sequence[Figure], say: Callable[[str], None] | Non
             told(_write_figure(out, figure))
         return len(figures)
     # forked: a spawned process runs the caller's main module again, which a notebook or a piped script does not have
-    with ProcessPoolExecutor(workers, mp_context=get_context("fork")) as pool:
+    with ProcessPoolExecutor(
+        workers, mp_context=get_context("fork"), initializer=_end_with, initargs=(os.getpid(),)
+    ) as pool:
         for name in pool.map(partial(_write_figure, out), figures, chunksize=2):
             told(name)
     return len(figures)
+
+
+def _end_with(parent: int) -> None:
+    """Ask Linux to kill this worker when its parent ends, however it ends: it would wait for work for ever.
+
+    A forked worker holds the other end of its own queue, so it never sees that queue closed. Ctrl-C is the parent's.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)  # it ended before the request was made
 
 
 def _write_figure(out: Path, figure: Figure) -> str:

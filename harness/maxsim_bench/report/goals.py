@@ -18,8 +18,9 @@ Room: `report`. May import: record, declare. One file of `experiments/goals/` ho
 A ratio is "how many times better": other / own for times, bytes and errors, own / other for rates. Times of one cell
 are compared round by round, where their rounds were kept; everything else is a quotient of two numbers.
 
-A row without a number is a miss, but for two kinds: one whose backend does not support the cell, and one whose inputs
-alone exceed the memory of the card or the cell's cap, where its experiment allows that status. The latter are counted.
+A row without a number is a miss, and NaN the worst of all numbers. Two kinds of rows are none: one whose backend does
+not support the cell, and one whose inputs alone exceed the memory of the card or the cell's cap, where its experiment
+allows that status. The latter are counted.
 """
 
 from __future__ import annotations
@@ -31,13 +32,15 @@ import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from maxsim_bench.declare.estimate import capacity, input_bytes, pairs
 from maxsim_bench.declare.experiment import AXES, Experiment, matches
+from maxsim_bench.declare.load import suggest
 from maxsim_bench.record.row import Row
+from maxsim_bench.report import names
 from maxsim_bench.report.compare.statistics import Effect
 from maxsim_bench.report.load import ReportError, Results
 from maxsim_bench.report.paired import Pairs
@@ -45,7 +48,9 @@ from maxsim_bench.report.paired import Pairs
 _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
-_BOUND = re.compile(r"(>=|<=|>|<)\s*(-?[\d.]+(?:e-?\d+)?)")
+_BOUND = re.compile(r"(>=|<=|>|<)\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)")
+# Experiments that a command measures and no file declares.
+_COMMANDS = ("gradient_audit_float64", "training_capacity", "training_curve", "training_parity")
 _LESS_IS_BETTER = ("latency", "bytes", "err", "joules")
 
 
@@ -77,7 +82,7 @@ def _extra(key: str) -> Callable[[Row], float | None]:
 
     def read(row: Row) -> float | None:
         value = json.loads(row.extra or "{}").get(key)
-        return None if value is None else float(value)
+        return float(value) if isinstance(value, (int, float)) else None
 
     return read
 
@@ -96,9 +101,27 @@ def _as_bound(value: str) -> str:
     return value.strip()
 
 
+def _is_number(column: str) -> bool:
+    field = Row.model_fields[column]
+    return bool({int, float} & {field.annotation, *get_args(field.annotation)})
+
+
+_METRICS = (*(column for column in Row.model_fields if _is_number(column)), *DERIVED)
+
+
 def _as_metric(value: str) -> str:
-    if value not in Row.model_fields and value not in DERIVED and not value.startswith("extra."):
-        raise ValueError(f"{value!r} is neither a column of the rows nor one of {', '.join(DERIVED)} nor extra.<key>")
+    if value not in _METRICS and not re.fullmatch(r"extra\..+", value):
+        raise ValueError(
+            f"{value!r} is neither a column of numbers nor one of {', '.join(DERIVED)} nor extra.<key>. "
+            f"{suggest(value, _METRICS)}"
+        )
+    return value
+
+
+def _as_axes(value: dict[str, Any]) -> dict[str, Any]:
+    unknown = [axis for axis in value if axis not in AXES and not axis.startswith("variant.")]
+    if unknown:
+        raise ValueError(f"{unknown[0]!r}: no such axis of a cell. {suggest(unknown[0], AXES)}")
     return value
 
 
@@ -128,6 +151,11 @@ class Against(_Strict):
 
     backends: Listed = ()
     when: dict[str, Any] = {}
+
+    @field_validator("when")
+    @classmethod
+    def _axes(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _as_axes(value)
 
 
 class Goal(_Strict):
@@ -162,10 +190,7 @@ class Goal(_Strict):
     @field_validator("when")
     @classmethod
     def _axes(cls, value: dict[str, Any]) -> dict[str, Any]:
-        unknown = [axis for axis in value if axis not in AXES and not axis.startswith("variant.")]
-        if unknown:
-            raise ValueError(f"{', '.join(unknown)}: no such axis of a cell")
-        return value
+        return _as_axes(value)
 
     def meets(self, value: float) -> bool:
         """Whether a value is within the bound."""
@@ -222,28 +247,66 @@ class Assessed:
     def verdict(self) -> str:
         """ "met" (by every row), "missed" or "not measured"."""
         if not self.rows:
-            return "not measured"
+            return "missed" if self.failed else "not measured"
         return "met" if self.met == self.rows and not self.failed else "missed"
 
 
-def read_goals(folder: Path) -> list[Goals]:
+def read_goals(folder: Path, experiments: Mapping[str, Experiment] | None = None) -> list[Goals]:
     """Every file of a folder, in the order of names; none if there is no such folder.
 
+    With `experiments` (by name), a goal may name only these, those of commands, and backends that one of them measures.
+
     Raises:
-        ReportError: naming file and key of every mistake.
+        ReportError: naming file, goal and key of every mistake.
     """
     found, mistakes = [], []
     for path in sorted(folder.glob("*.toml")) if folder.is_dir() else []:
+        given: dict[str, Any] = {}
         try:
-            found.append(Goals.model_validate({**tomllib.loads(path.read_text(encoding="utf-8")), "name": path.stem}))
+            given = tomllib.loads(path.read_text(encoding="utf-8"))
+            found.append(Goals.model_validate({**given, "name": path.stem}))
+        except UnicodeDecodeError as error:
+            mistakes.append(f"{path}: byte {error.start} is not UTF-8. Save the file as UTF-8.")
         except tomllib.TOMLDecodeError as error:
             mistakes.append(f"{path}: {error}")
         except ValidationError as error:
             for told in error.errors():
-                mistakes.append(f"{path}: {'.'.join(str(p) for p in told['loc'])}: {told['msg']}")
+                mistakes.append(f"{path}: {_place(told['loc'], given)}: {told['msg'].removeprefix('Value error, ')}")
+        else:
+            mistakes += [f"{path}: {told}" for told in _unknown(found[-1].goals, experiments)]
     if mistakes:
         raise ReportError("\n".join(mistakes))
     return found
+
+
+def _place(loc: Sequence[int | str], given: Mapping[str, Any]) -> str:
+    """Where a mistake is: the id of the goal, where it has one, and the key."""
+    keys = ".".join(str(key) for key in loc)
+    if len(loc) > 2 and loc[0] == "goals" and isinstance(loc[1], int):
+        goal = given["goals"][loc[1]]
+        if isinstance(goal, dict) and isinstance(goal.get("id"), str):
+            return f"{goal['id']}: {'.'.join(str(key) for key in loc[2:])}"
+    return keys
+
+
+def _unknown(goals: Sequence[Goal], experiments: Mapping[str, Experiment] | None) -> Iterator[str]:
+    """Ids that stand twice; and names of experiments and backends that nobody measures."""
+    for at, goal in enumerate(goals):
+        if goal.id in {earlier.id for earlier in goals[:at]}:
+            yield f"{goal.id}: id: stands twice in the file. Give every goal its own."
+    if not experiments:
+        return
+    known = {*experiments, *_COMMANDS}
+    backends = {*names.BACKENDS, *(b for e in experiments.values() for b in e.backends)}
+    for goal in goals:
+        for name in goal.rows.experiment:
+            if name not in known:
+                yield f"{goal.id}: rows.experiment: {name!r} is no experiment. {suggest(name, known)}"
+        against = () if goal.against is None else goal.against.backends
+        for key, listed in (("rows.backend", goal.rows.backend), ("against.backends", against)):
+            for name in listed:
+                if name not in backends:
+                    yield f"{goal.id}: {key}: {name!r} is no backend. {suggest(name, backends)}"
 
 
 @dataclass(frozen=True)
@@ -271,7 +334,8 @@ def _assess(goal: Goal, rows: Sequence[Row], pairs: Pairs, experiments: Mapping[
     failed = sum(row.status not in ("ok", "skipped") and not _does_not_fit(row, experiments) for row in asked)
     if not valued:
         return Assessed(goal, None, None, 0, 0, failed, None, unfit=unfit)
-    valued.sort(key=lambda value: value.number, reverse=goal.wants_more)
+    sign = -1.0 if goal.wants_more else 1.0
+    valued.sort(key=lambda value: (math.isnan(value.number), sign * value.number))
     missed = tuple(value.row for value in reversed(valued) if not goal.meets(value.number))
     best, worst = valued[0], valued[-1]
     low, high = (None, None) if worst.effect is None else (worst.effect.low, worst.effect.high)
@@ -303,6 +367,7 @@ def _value(goal: Goal, row: Row, rows: Sequence[Row], pairs: Pairs) -> _Value | 
     if goal.against is None:
         return _Value(own, row)
     others = [(v, other) for other in _others(goal, row, rows) if (v := metric_of(other, goal.metric)) is not None]
+    others = [(v, other) for v, other in others if not math.isnan(v)]
     if not others:
         return None
     less = any(word in goal.metric for word in _LESS_IS_BETTER)

@@ -5,6 +5,7 @@ Room: `report`. May import: record, declare. Reading goes through the store, so 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pandas as pd
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.environments import read_environments
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import read_samples
+from maxsim_bench.record.samples import read_samples, samples_path
 from maxsim_bench.record.store import Store
 
 # Folders below results/ that hold no committed rows of a card: this machine's own, and the small records of past runs.
@@ -25,6 +26,8 @@ PER_QUERY = "fidelity"
 # Beside the CSVs of a card: the same sweeps over again (`repeat/1`, `repeat/2`, ...), to see how well they repeat; and
 # the record of a self-test.
 REPEAT, SELFTEST = "repeat", "selftest.json"
+
+_LOG = logging.getLogger(__name__)
 
 
 class ReportError(ValueError):
@@ -43,6 +46,7 @@ class Results:
         environments: environment id → what was captured.
         earlier: rows that a newer one of their cell and backend replaced, with their sources; nothing shows them, but
             what was timed in turn with one of them can be compared with it.
+        warnings: what was lost of a file (a cut line, a header, samples), one sentence each.
     """
 
     frame: pd.DataFrame
@@ -50,6 +54,7 @@ class Results:
     paths: Mapping[str, Path]
     environments: Mapping[str, Any] = field(default_factory=dict)
     earlier: tuple[tuple[Row, str], ...] = ()
+    warnings: tuple[str, ...] = ()
 
     def samples(self, source: str) -> dict[str, Any]:
         """Row key → raw samples of one CSV; empty where none were kept."""
@@ -92,8 +97,10 @@ def load(roots: Sequence[Path]) -> Results:
     """Every finished row below `roots`, the newest measurement of each cell and backend.
 
     An older version of a backend leaves rows that a newer one replaces; they stay in the CSV, and comparing two runs
-    is how to see them. Where two roots hold the same row, the first root's is taken.
+    is how to see them. Where two roots hold the same row, the first root's is taken. What was lost of a file is logged,
+    which by default is a line on stderr, and stands in the `warnings`.
     """
+    warnings: list[str] = []
     rows: list[tuple[Row, str]] = []
     paths: dict[str, Path] = {}
     environments: dict[str, Any] = {}
@@ -103,14 +110,31 @@ def load(roots: Sequence[Path]) -> Results:
             if source not in paths:
                 paths[source] = path
                 environments |= read_environments(path.parent)
-                rows += [(row, source) for row in Store(path).rows()]
+                store = Store(path)
+                rows += [(row, source) for row in store.rows()]
+                warnings += lost(store, source)
                 for side in (f"{PER_QUERY}/*.csv", f"{REPEAT}/*/*.csv", SELFTEST):
                     for found in sorted(path.parent.glob(side)):
                         paths.setdefault(source_name(found, root), found)
+    for warning in warnings:
+        _LOG.warning("%s", warning)
     kept = newest(rows)
     keys = {row.key for row, _ in kept}
     earlier = tuple((row, source) for row, source in rows if row.key not in keys)
-    return replace(results_of(kept, paths, environments), earlier=earlier)
+    return replace(results_of(kept, paths, environments), earlier=earlier, warnings=tuple(warnings))
+
+
+def lost(store: Store, source: str) -> list[str]:
+    """What is missing of a CSV and of the samples beside it, one sentence each; nothing for whole files."""
+    cut = store.cut()
+    told = [] if cut is None else [f"{source}: {cut}"]
+    timed = [row for row, _ in newest((row, source) for row in store.rows()) if row.latency_ms is not None]
+    if timed and not samples_path(store.path).exists():
+        return [*told, f"samples of {source} are missing: no paired ratios"]
+    without = len({row.key for row in timed} - read_samples(store.path).keys()) if timed else 0
+    if without:
+        told.append(f"samples of {source} are cut: {without} of {len(timed)} timed rows have no paired ratios")
+    return told
 
 
 def source_name(path: Path, root: Path) -> str:

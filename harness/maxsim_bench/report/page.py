@@ -91,6 +91,7 @@ def write_page(page: Page, path: Path) -> Path:
         card=names.card,
         environments=environments(page.results),
         failures=failures(frame),
+        warnings=page.results.warnings,
         coverage=covered,
         protocol=PROTOCOL,
         rows=len(frame),

@@ -8,12 +8,22 @@ from typing import Any
 import pytest
 
 from maxsim_bench.declare.experiment import Experiment
+from maxsim_bench.declare.load import load_directory
 from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report.elements.goals import goal_tables
 from maxsim_bench.report.goals import Goal, Goals, assess, read_goals
 from maxsim_bench.report.load import ReportError, load
 
 ROOT = Path(__file__).parents[3]
+
+ENTRY = """
+[[goals]]
+id = "one"
+text = "t"
+metric = "latency_ms"
+bound = "<= 1"
+rows = { experiment = "forward", backend = "fused", gpu = "h200" }
+"""
 
 
 def goal(**changes: Any) -> Goal:
@@ -67,7 +77,7 @@ def test_a_failed_row_is_not_hidden_by_a_condition_on_numbers(made: Any) -> None
         update={"status": "crash", "latency_ms": None, "percent_of_ceiling": None}
     )
     one = assess([goal(bound="<= 1000", only={"ideal_ms": ">= 0"})], made.results([failed]))[0]
-    assert (one.verdict, one.failed) == ("not measured", 1)
+    assert (one.verdict, one.failed) == ("missed", 1)
     both = made.results([failed, made.modelled(made.cell(B=2000), "fused")])
     assert assess([goal(bound="<= 1000", only={"ideal_ms": ">= 0"})], both)[0].verdict == "missed"
 
@@ -144,26 +154,75 @@ def test_numbers_of_one_experiment_alone_are_read_from_extra(made: Any) -> None:
     [
         ('bound = "about 3"', "no bound"),
         ('metric = "latencyms"', "neither a column"),
-        ("when = { Lqq = 3 }", "Lqq: no such axis"),
+        ('bound = ">= 1.2.3"', r"g: bound: '>= 1\.2\.3' is no bound\. Write an operator and a number"),
+        ('bound = ">= ."', "g: bound: .* is no bound"),
+        ('metric = "kernel_config"', "g: metric: 'kernel_config' is neither a column of numbers"),
+        ('metric = "latency"', "g: metric: .* Did you mean 'latency_ms'"),
+        ('metric = "extra."', "g: metric: .*neither a column"),
+        ("when = { Lqq = 3 }", "g: when: 'Lqq': no such axis of a cell. Did you mean 'Lq'"),
+        ("against = { when = { Lqq = 3 } }", "g: against.when: 'Lqq': no such axis of a cell. Did you mean 'Lq'"),
         ("speed = 3", "speed: Extra inputs"),
         ('only = { idealms = ">= 1" }', "neither a column"),
+        ('only = { status = ">= 1" }', "g: only: 'status' is neither a column of numbers"),
         ('only = { ideal_ms = "20" }', "no bound"),
+        ('against = { backends = "fusde" }', "g: against.backends: 'fusde' is no backend. Did you mean 'fused'"),
     ],
 )
 def test_a_mistake_in_a_file_is_told_with_file_and_key(tmp_path: Path, line: str, told: str) -> None:
     text = {"id": '"g"', "text": '"t"', "metric": '"latency_ms"', "bound": '">= 1"'}
     key, _, value = line.partition(" = ")
     text[key] = value
+    rows = 'rows = { experiment = "forward", backend = "fused", gpu = "h200" }'
     body = "\n".join(f"{k} = {v}" for k, v in text.items())
-    rows = '\nrows = { experiment = "forward", backend = "fused", gpu = "h200" }\n'
-    (tmp_path / "some.toml").write_text(f'title = "x"\n[[goals]]\n{body}{rows}')
+    (tmp_path / "some.toml").write_text(f'title = "x"\n[[goals]]\n{body}\n{rows}\n')
     with pytest.raises(ReportError, match=told) as caught:
-        read_goals(tmp_path)
+        read_goals(tmp_path, load_directory(ROOT / "experiments"))
     assert "some.toml" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('"forward"', '"foward"', "one: rows.experiment: 'foward' is no experiment. Did you mean 'forward'"),
+        ('"fused"', '["fused", "fusde"]', "one: rows.backend: 'fusde' is no backend. Did you mean 'fused'"),
+        ("# end", ENTRY, "one: id: stands twice in the file"),
+    ],
+)
+def test_what_nobody_measures_and_an_id_that_stands_twice_are_told(
+    tmp_path: Path, old: str, new: str, told: str
+) -> None:
+    (tmp_path / "some.toml").write_text(f'title = "x"\n{ENTRY}# end\n'.replace(old, new))
+    with pytest.raises(ReportError, match=told):
+        read_goals(tmp_path, load_directory(ROOT / "experiments"))
+
+
+def test_a_file_of_goals_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
+    (tmp_path / "some.toml").write_bytes(b'title = "\xff"\n')
+    with pytest.raises(ReportError, match=r"some\.toml: byte 9 is not UTF-8"):
+        read_goals(tmp_path)
+
+
+@pytest.mark.parametrize("bound", ["<= 1000", ">= 0"])
+def test_nan_is_the_worst_wherever_it_stands(made: Any, bound: str) -> None:
+    cells = [made.modelled(made.cell(B=B), "fused") for B in (10, 100, 1000)]
+    nan = made.modelled(made.cell(B=500), "fused").model_copy(update={"latency_ms": float("nan")})
+    for at in range(4):
+        one = assess([goal(bound=bound)], made.results([*cells[:at], nan, *cells[at:]]))[0]
+        assert (one.verdict, one.at, one.met) == ("missed", nan, 3)
+        assert one.best == (max if goal(bound=bound).wants_more else min)(row.latency_ms for row in cells)
+
+
+def test_a_goal_whose_rows_all_crashed_is_missed(made: Any) -> None:
+    crashed = made.modelled(made.cell(), "fused").model_copy(update={"status": "crash", "latency_ms": None})
+    one = assess([goal()], made.results([crashed]))[0]
+    assert (one.verdict, one.rows, one.failed) == ("missed", 0, 1)
+    (table,) = goal_tables(made.results([crashed]), [Goals(title="t", goals=(one.goal,), name="n")])
+    assert (table.frame["verdict"][0], table.frame["rows"][0]) == ("missed", "1 failed")
+    assert "missed" in table.markdown()
+
+
 def test_the_declared_goals_are_read_and_shown_without_any_results(made: Any) -> None:
-    declared = read_goals(ROOT / "experiments" / "goals")
+    declared = read_goals(ROOT / "experiments" / "goals", load_directory(ROOT / "experiments"))
     tables = list(goal_tables(made.results([]), declared))
     assert [t.name for t in tables] == [f"goals/{one.name}" for one in declared]
     assert set(tables[0].frame["verdict"]) == {"not measured"}

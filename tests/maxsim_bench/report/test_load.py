@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report.load import ReportError, csv_files, load, newest
 
@@ -58,3 +59,45 @@ def test_an_empty_folder_gives_an_empty_report(tmp_path: Path) -> None:
     results = load([tmp_path])
     assert results.rows == ()
     assert list(results.frame["B"]) == []
+
+
+def _cut_row(csv: Path) -> None:
+    csv.write_bytes(csv.read_bytes()[:-5])
+
+
+def _cut_header(csv: Path) -> None:
+    csv.write_bytes(csv.read_bytes()[:5])
+
+
+def _empty(csv: Path) -> None:
+    csv.write_bytes(b"")
+
+
+def _no_samples(csv: Path) -> None:
+    samples_path(csv).unlink()
+
+
+def _cut_samples(csv: Path) -> None:
+    samples_path(csv).write_bytes(samples_path(csv).read_bytes()[:-5])
+
+
+@pytest.mark.parametrize(
+    ("damage", "rows", "told"),
+    [
+        (_cut_row, 1, "h200/forward.csv: the last line is cut; 1 rows read"),
+        (_cut_header, 0, "h200/forward.csv: no header: not read"),
+        (_empty, 0, "h200/forward.csv: no header: not read"),
+        (_no_samples, 2, "samples of h200/forward.csv are missing: no paired ratios"),
+        (_cut_samples, 2, "samples of h200/forward.csv are cut: 2 of 2 timed rows have no paired ratios"),
+    ],
+)
+def test_what_was_lost_of_a_file_is_told(
+    tmp_path: Path, made: Any, caplog: pytest.LogCaptureFixture, damage: Any, rows: int, told: str
+) -> None:
+    root = made.written(tmp_path / "results", made.sweep([made.cell()], ["eager", "fused"]))
+    assert load([root]).warnings == ()
+    damage(root / "h200" / "forward.csv")
+    results = load([root])
+    assert len(results.rows) == rows
+    assert results.warnings == (told,)
+    assert caplog.messages == [told]
