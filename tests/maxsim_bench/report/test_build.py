@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -266,3 +269,39 @@ def test_composing_needs_neither_torch_nor_matplotlib(built: Built) -> None:
     given = [str(built.results), str(built.figures), str(ROOT / "experiments")]
     done = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+DRAWS_FOR_EVER = """
+import time
+from pathlib import Path
+from maxsim_bench.report import build
+
+def never(out, figure):
+    print("drawing", flush=True)
+    time.sleep(3600)
+
+build._write_figure = never
+build.os.cpu_count = lambda: 2
+build._draw(Path("."), [None] * 24, None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="figures are drawn in one process elsewhere")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_workers_that_draw_end_with_the_report(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", DRAWS_FOR_EVER], stdout=subprocess.PIPE, process_group=0) as report:
+        assert report.stdout is not None
+        try:
+            assert report.stdout.readline() == b"drawing\n"
+            report.send_signal(number)
+            report.communicate(timeout=20)  # ends only when nobody holds the pipe any more
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(report.pid, signal.SIGKILL)
+
+
+def test_what_was_lost_of_a_file_stands_on_the_page(built: Built) -> None:
+    path = built.results / "h200" / "forward.csv"
+    path.write_bytes(path.read_bytes()[:-5])
+    built.build()
+    assert "<li>h200/forward.csv: the last line is cut; 5 rows read</li>" in (built.figures / PAGE).read_text()
