@@ -5,6 +5,7 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,7 +30,7 @@ class Pairs:
     def ratio(self, row: Row, base: Row) -> Effect | None:
         """Time of `row` over that of `base`: the median over rounds with its 95 % bootstrap interval.
 
-        None where they were not timed against each other or no samples were kept.
+        None where they were not timed against each other, or no samples were kept that are positive and finite.
         """
         source = self._sources[base.key]
         if row.cell != base.cell or self._sources[row.key] != source or source not in self.results.paths:
@@ -38,6 +39,6 @@ class Pairs:
             self._samples[source] = self.results.samples(source)
         kept = self._samples[source]
         times, base_times = common_rounds(kept.get(row.key), kept.get(base.key))
-        if len(times) < 2 or min(times + base_times) <= 0:
+        if len(times) < 2 or not all(0 < ms < math.inf for ms in times + base_times):
             return None
         return paired_effect(base_times, times)

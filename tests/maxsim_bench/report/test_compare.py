@@ -6,6 +6,7 @@ import json
 import math
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,11 @@ from hypothesis import strategies as st
 
 from maxsim_bench.cli import main
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import samples_path
+from maxsim_bench.record.samples import append_samples, samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report.compare import (
     CompareError,
+    Run,
     Selection,
     Thresholds,
     compare_results,
@@ -240,11 +242,78 @@ def test_a_vanished_row_is_refused_by_name(tmp_path: Path, rows: list[Row], made
         compare_results(run(tmp_path / "a", rows, made), run(tmp_path / "b", rows[:-1], made), thresholds=THRESHOLDS)
 
 
-@pytest.mark.parametrize("value", [0.0, math.nan])
-def test_a_base_of_zero_or_nan_is_refused(tmp_path: Path, rows: list[Row], made: Any, value: float) -> None:
-    spoilt = [rows[0].model_copy(update={"latency_ms": value}), *rows[1:]]
-    with pytest.raises(CompareError, match=r"latency_ms of eager on .* is (0|nan)"):
-        compare_results(run(tmp_path / "a", spoilt, made), run(tmp_path / "b", rows, made), thresholds=THRESHOLDS)
+def with_change(source: str, **changes: Any) -> Run:
+    """A run whose first row is changed."""
+    found = read_run(source)
+    first, *others = found.measured
+    changed = replace(found.measured[first], **changes)
+    return Run(found.name, {first: changed, **{key: found.measured[key] for key in others}})
+
+
+@pytest.mark.parametrize("value", [0.0, math.nan, math.inf])
+def test_a_base_of_zero_or_nan_is_refused(
+    tmp_path: Path, rows: list[Row], made: Any, thresholds: Thresholds, value: float
+) -> None:
+    source = run(tmp_path / "a", rows, made)
+    spoilt = with_change(source, values={"latency_ms": value})
+    with pytest.raises(CompareError, match=r"latency_ms of eager on .* is (0|nan|inf)"):
+        compare_runs(spoilt, read_run(source), thresholds)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [("host_baseline_ms", "the baseline"), ("samples", "a sample"), ("ratios", "a ratio to the baseline")],
+)
+def test_raw_numbers_that_are_not_positive_and_finite_are_refused_by_name(
+    tmp_path: Path, rows: list[Row], made: Any, thresholds: Thresholds, field: str, told: str, bad: float
+) -> None:
+    source = run(tmp_path / "a", rows, made)
+    spoilt = with_change(source, **{field: bad if field == "host_baseline_ms" else (1.0, bad)})
+    for pair in ((spoilt, read_run(source)), (read_run(source), spoilt)):
+        with pytest.raises(CompareError, match=f"{told} of eager on forward on H200: .*B = 100.* is {bad}"):
+            compare_runs(*pair, thresholds)
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"ms": [1.0, 0.0], "round": [0, 1]}, "a sample is 0.0"),
+        ({"ms": [1.0, -1.0], "round": [0, 1]}, "a sample is -1.0"),
+        ({"ms": [1.0, math.nan], "round": [0, 1]}, "a sample is nan"),
+        ({"ms": [1.0, math.inf], "round": [0, 1]}, "a sample is inf"),
+        ({"ms": [1.0, "x"], "round": [0, 1]}, "a sample is x"),
+        ({"ms": 1.0}, "no list of samples"),
+        ({"ms": [1.0, 2.0], "round": [0]}, "2 samples in 1 rounds"),
+    ],
+)
+def test_samples_that_no_timer_gives_are_refused_with_file_and_cell(
+    tmp_path: Path, rows: list[Row], made: Any, record: dict[str, Any], told: str
+) -> None:
+    source = run(tmp_path / "a", rows, made)
+    append_samples(Path(source) / "h200" / "forward.csv", {rows[0].key: record})
+    with pytest.raises(
+        CompareError, match=rf"forward\.samples\.jsonl\.gz: {told}.* of eager on forward on H200: .*B = 100"
+    ):
+        read_run(source)
+
+
+def test_interleaved_times_that_are_not_positive_are_refused_by_label(thresholds: Thresholds) -> None:
+    with pytest.raises(CompareError, match=r"shape 7: new: a sample is not a positive, finite number\. Measure"):
+        decide_interleaved([("shape 7", [1.0, 1.0], [1.0, 0.0])], thresholds)
+
+
+def test_a_metric_that_vanished_is_noted(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    without = [
+        row.model_copy(update=dict.fromkeys(("speedup", "speedup_low", "speedup_high", "speedup_baseline")))
+        for row in rows
+    ]
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", without, made, seed=1)
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    (note,) = done.notes
+    assert note.startswith(f"3 values are in {base} alone: speedup of fused on forward on H200: ")
+    assert note in done.markdown()
+    assert compare_results(new, base, thresholds=THRESHOLDS).notes == ()
 
 
 def test_a_run_under_two_fingerprints_is_refused(tmp_path: Path, rows: list[Row], made: Any) -> None:

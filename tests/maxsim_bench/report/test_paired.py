@@ -37,6 +37,12 @@ def written(folder: Path, made: Any, samples: dict[str, list[float]]) -> tuple[P
     return Pairs(results), {row.backend: row for row in results.rows}
 
 
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
+def test_samples_that_are_no_times_give_no_ratio(tmp_path: Path, made: Any, bad: float) -> None:
+    pairs, rows = written(tmp_path, made, {"eager": [2.0, 2.0, 2.0], "fused": [1.0, bad, 1.0]})
+    assert pairs.ratio(rows["fused"], rows["eager"]) is None
+
+
 def test_the_ratio_is_the_median_over_rounds_with_its_interval(tmp_path: Path, made: Any) -> None:
     times = {"eager": [2.0, 4.2, 6.0, 8.0, 10.0], "fused": [1.0, 2.0, 3.0, 4.0, 5.0]}
     pairs, rows = written(tmp_path, made, times)

@@ -33,6 +33,8 @@ from maxsim_bench.report.tables import templates
 ORDER: tuple[Decision, ...] = ("SLOWER", "UNDECIDED", "FASTER", "SAME")
 AGREE_PERCENT = 2.0  # two runs of one build are expected to agree as closely on nearly every row
 
+_NAMED = 5  # values that vanished and are named; more are counted
+
 
 @dataclass(frozen=True)
 class Agreement:
@@ -128,8 +130,8 @@ def compare_results(
     """Compare two runs given as files, folders or git revisions; of stores, the rows that fit `only`.
 
     Raises:
-        CompareError: for runs without a common row, a vanished row, a baseline that is zero or NaN, a mixture of
-            fingerprints, a truncated input, or nothing comparable.
+        CompareError: for runs without a common row, a vanished row, a baseline or a sample that is zero, negative or
+            not finite, a mixture of fingerprints, a truncated input, or nothing comparable.
         ReportError, StoreError: for inputs that cannot be read.
     """
     before, after = (read_run(source, repository=repository, only=only) for source in (base, new))
@@ -150,14 +152,21 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
     notes: list[str] = []
     decided: list[Decided] = []
     pairs: list[_Pair] = []
-    unlike = 0
+    unlike, gone = 0, []
     for subject, before in base.measured.items():
         after = new.measured[subject]
         if before.status != "ok" or after.status != "ok":
             decided += _by_status(before, after)
             continue
+        _require_samples(before, base)
+        _require_samples(after, new)
         for threshold in thresholds.of(before.experiment):
-            if threshold.metric not in before.values or threshold.metric not in after.values:
+            if threshold.metric not in after.values:
+                gone += [f"{threshold.metric} of {after.backend} on {after.label}"] * (
+                    threshold.metric in before.values
+                )
+                continue
+            if threshold.metric not in before.values:
                 continue
             if not threshold.portable and before.fingerprint != after.fingerprint:
                 unlike += 1
@@ -174,6 +183,9 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
         )
     if unlike:
         notes.append(f"{unlike} absolute times were not compared: the fingerprints of the runs differ.")
+    if gone:
+        more = f" and {len(gone) - _NAMED} more" if len(gone) > _NAMED else ""
+        notes.append(f"{len(gone)} values are in {base.name} alone: {'; '.join(gone[:_NAMED])}{more}.")
     fresh = len(new.measured.keys() - base.measured.keys())
     if fresh:
         notes.append(f"{fresh} rows are new and have nothing to be compared with.")
@@ -204,11 +216,23 @@ def _require_rows(base: Run, new: Run) -> None:
 def _require_number(one: Measured, metric: str, run: Run) -> None:
     value = one.values[metric]
     zero_is_fine = metric in ("delta", "peak_extra_bytes", "max_rel_err", "ndcg_at_10")
-    if math.isnan(value) or (value == 0 and not zero_is_fine):
+    if not math.isfinite(value) or (value == 0 and not zero_is_fine):
         raise CompareError(
             f"{run.name}: {metric} of {one.backend} on {one.label} is {value:g}, so nothing can be compared with it. "
             "Measure it again with --force."
         )
+
+
+def _require_samples(one: Measured, run: Run) -> None:
+    """Refuse raw times, ratios and a baseline's time that are not positive and finite: no statistic is one of them."""
+    host = () if one.host_baseline_ms is None else (one.host_baseline_ms,)
+    for what, values in (("a sample", one.samples), ("a ratio to the baseline", one.ratios), ("the baseline", host)):
+        for value in values or ():
+            if not isinstance(value, (int, float)) or not 0 < value < math.inf:
+                raise CompareError(
+                    f"{run.name}: {what} of {one.backend} on {one.label} is {value}, so nothing can be compared with "
+                    "it. Measure it again with --force."
+                )
 
 
 def _by_status(before: Measured, after: Measured) -> list[Decided]:
@@ -260,12 +284,12 @@ def decide_interleaved(
         thresholds: `interleaved_percent` is what matters here: nothing drifts between two builds that take turns.
 
     Raises:
-        ValueError: for unequal counts, fewer than two rounds, or times that are not positive.
+        CompareError: naming the pair, for unequal counts, fewer than two rounds, or times that are not positive.
     """
     threshold = Threshold(
         metric="latency_ms", better="lower", test="samples", portable=False, percent=thresholds.interleaved_percent
     )
-    effects = [paired_effect(base, new, confidence=thresholds.confidence) for _, base, new in pairs]
+    effects = [_paired(*pair, thresholds.confidence) for pair in pairs]
     q_values = adjusted([effect.p_value for effect in effects])
     found = []
     for (label, base, new), effect, q_value in zip(pairs, effects, q_values, strict=True):
@@ -277,6 +301,13 @@ def decide_interleaved(
             )
         )  # fmt: skip
     return found
+
+
+def _paired(label: str, base: Sequence[float], new: Sequence[float], confidence: float) -> Effect:
+    try:
+        return paired_effect(base, new, confidence=confidence)
+    except ValueError as error:
+        raise CompareError(f"{label}: {error}. Measure it again.") from None
 
 
 def decisions(comparison: Comparison, metric: str | None = None) -> Sequence[Decision]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import statistics
 import subprocess
 import tarfile
@@ -162,7 +163,32 @@ def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
             f"{samples_path(path)}: has no samples of {len(lost)} timed rows (first: {lost[0].key}): it was cut off. "
             "Restore it, or measure these rows again with --force."
         )
+    for row in rows:
+        told = _unusable(samples.get(row.key))
+        if told is not None:
+            raise CompareError(
+                f"{samples_path(path)}: {told} of {row.backend} on {_label(row)}, so nothing can be compared with it. "
+                "Measure it again with --force."
+            )
     return samples
+
+
+def _unusable(record: Any) -> str | None:
+    """What is wrong with the raw times of a record, None where nothing is or it holds none."""
+    if not isinstance(record, dict) or "ms" not in record:
+        return None
+    times = record["ms"]
+    if not isinstance(times, list):
+        return "no list of samples"
+    if len(record.get("round", times)) != len(times):
+        return f"{len(times)} samples in {len(record['round'])} rounds"
+    bad = [ms for ms in times if not isinstance(ms, (int, float)) or not 0 < ms < math.inf]
+    return f"a sample is {bad[0]}, not positive and finite," if bad else None
+
+
+def _label(row: Row) -> str:
+    axes = {a: getattr(row.cell, a) for a in names.AXES if getattr(row.cell, a) is not None}
+    return f"{row.cell.experiment} on {names.card(row.cell.gpu)}: {names.described(axes)}"
 
 
 def _measured(row: Row, record: Any, base: Any) -> Measured:
@@ -178,10 +204,9 @@ def _measured(row: Row, record: Any, base: Any) -> Measured:
     values = {k: float(v) for k, v in flat.items() if isinstance(v, (int, float)) and not isinstance(v, bool)}
     if own_baseline:
         values.pop("speedup", None)
-    axes = {a: getattr(row.cell, a) for a in names.AXES if getattr(row.cell, a) is not None}
     return Measured(
         subject=f"{row.cell.hash()}/{row.backend}",
-        label=f"{row.cell.experiment} on {names.card(row.cell.gpu)}: {names.described(axes)}",
+        label=_label(row),
         experiment=row.cell.experiment, backend=row.backend, device=row.cell.gpu, status=row.status,
         fingerprint=row.environment_id, values=values, error=row.error or "",
         samples=tuple(timed["ms"]) if timed else None, ratios=ratios,
