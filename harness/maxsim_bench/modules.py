@@ -1,6 +1,6 @@
-"""What the commands that are run as modules (`python -m maxsim_bench.parity`) share: bounds of options, and their end.
+"""What commands run as modules (`python -m maxsim_bench.parity`) share: bounds of options, head of a row, their end.
 
-Orchestration beside `cli.py`. May import: stopping.
+Orchestration beside `cli.py`. May import: declare, record, measure.
 """
 
 from __future__ import annotations
@@ -11,7 +11,13 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.machine import Machine
+from maxsim_bench.measure import clock
+from maxsim_bench.record.row import Row
 from maxsim_bench.stopping import stopped_in_one_line
 
 _OURS = ("maxsim_bench.", "__main__")  # the module that is run calls itself the latter
@@ -41,6 +47,24 @@ def seconds(text: str) -> float:
     if not (math.isfinite(number) and number > 0):
         raise argparse.ArgumentTypeError(f"{text} is not a finite number of seconds above 0")
     return number
+
+
+@dataclass(frozen=True)
+class Head:
+    """What a row says whatever comes of the run."""
+
+    cell: Cell
+    backend: str
+    version: str
+    machine: Machine
+    environment_id: str
+
+    def row(self, status: Any, **found: Any) -> Row:
+        """A row of this moment, with what was found."""
+        return Row(
+            cell=self.cell, backend=self.backend, backend_version=self.version, gpu=self.machine.name, status=status,
+            environment_id=self.environment_id, measured_at=clock.utc_now(), **found,
+        )  # fmt: skip
 
 
 @contextmanager

@@ -16,11 +16,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.machine import Machine, this_machine
-from maxsim_bench.modules import ended_in_one_line
+from maxsim_bench.modules import Head, ended_in_one_line
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def parity(
         add_environments(folder, {identity: environment})
         for cell, settings in cells(grid, machine.key):
             for scorer, backend in BACKENDS.items():
-                head = _Head(cell, backend, get(backend).version(), machine, identity)
+                head = Head(cell, backend, get(backend).version(), machine, identity)
                 wanted.add((cell.hash(), backend))
                 if store.has(head.row("skipped", error="not run").key):
                     continue
@@ -107,26 +107,7 @@ def parity(
     return rows, None if best is None else best[1]
 
 
-@dataclass(frozen=True)
-class _Head:
-    """What a row says whatever comes of the run."""
-
-    cell: Cell
-    backend: str
-    version: str
-    machine: Machine
-    environment_id: str
-
-    def row(self, status: Any, **found: Any) -> Row:
-        from maxsim_bench.measure import clock
-
-        return Row(
-            cell=self.cell, backend=self.backend, backend_version=self.version, gpu=self.machine.name, status=status,
-            environment_id=self.environment_id, measured_at=clock.utc_now(), **found,
-        )  # fmt: skip
-
-
-def _run(head: _Head, settings: Settings, pool: Pool) -> tuple[Row, Run | None]:
+def _run(head: Head, settings: Settings, pool: Pool) -> tuple[Row, Run | None]:
     """One training run and its nDCG@10; a run that does not fit is a row as well."""
     from maxsim_bench.measure import memory
     from maxsim_bench.measure.failures import describe, kind_of

@@ -15,13 +15,12 @@ from rich.text import Text
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.planning import describe, duration, varying
-from maxsim_bench.record.row import Row
+from maxsim_bench.record.row import WIDE_PERCENT, Row
 
 if TYPE_CHECKING:
     from maxsim_bench.run.sweep import Progress
 
 _QUIET = ("ok", "unsupported", "skipped")
-WIDE_PERCENT = 10  # half the interval of a median, from which on a line says so; the report calls such rows doubtful
 
 
 class _Left(ProgressColumn):

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from maxsim_bench.declare.cell import Cell, Dtype
 from maxsim_bench.machine import Machine, this_machine
-from maxsim_bench.modules import ended_in_one_line
+from maxsim_bench.modules import Head, ended_in_one_line
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def run(
         known = {} if force else {row.key: row for row in store.rows()}
         for backend, score in scorers.items():
             base = rows[0] if rows and rows[0].status == "ok" else None
-            head = _Head(cell, backend, version_of(backend), machine, identity)
+            head = Head(cell, backend, version_of(backend), machine, identity)
             row = known.get(head.row("skipped", error="not run").key)
             if row is not None:
                 _refuse_contradictions(row, base, identity, store.path)
@@ -229,26 +229,7 @@ def run(
     return rows
 
 
-@dataclass(frozen=True)
-class _Head:
-    """What a row says whatever comes of the run."""
-
-    cell: Cell
-    backend: str
-    version: str
-    machine: Machine
-    environment_id: str
-
-    def row(self, status: Any, **found: Any) -> Row:
-        from maxsim_bench.measure import clock
-
-        return Row(
-            cell=self.cell, backend=self.backend, backend_version=self.version, gpu=self.machine.name, status=status,
-            environment_id=self.environment_id, measured_at=clock.utc_now(), **found,
-        )  # fmt: skip
-
-
-def _measured(head: _Head, curve: Curve, score: Score, base: Row | None) -> Row:
+def _measured(head: Head, curve: Curve, score: Score, base: Row | None) -> Row:
     """One curve as a row; one that does not fit, or that its scorer does not take, is a row as well."""
     from maxsim_bench.backends.registry import get
     from maxsim_bench.measure.failures import describe, kind_of

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from maxsim_bench.record.row import WIDE_PERCENT
 from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.load import Results
@@ -73,7 +74,7 @@ def doubtful_rows(results: Results) -> Iterator[Table]:
     """Rows that are wrong, of a throttled card, or whose interval stayed wide: reported, never dropped."""
     frame = results.frame
     capped = frame["throttled"].notna() & (frame["throttled"] != "")
-    wide = frame["ci_width_percent"] > 10
+    wide = frame["ci_width_percent"] > WIDE_PERCENT
     chosen = frame[(frame["status"] == "incorrect") | capped | wide].copy()
     if chosen.empty:
         return
