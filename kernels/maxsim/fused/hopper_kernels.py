@@ -331,6 +331,16 @@ def _fold_segment(
 
 
 @gluon.jit
+def _held_back(x):
+    """x, of which the compiler knows nothing: what is made of it stays where it is written.
+
+    Otherwise the maxima of all quarters of a tile are made before the loop over the documents that end in it, also
+    where no other begins there.
+    """
+    return gl.inline_asm_elementwise("", "=f,0", [x], dtype=gl.float32, is_pure=False, pack=1)
+
+
+@gluon.jit
 def _span(t, w, doc, first):
     """First row and end row of document `first + doc`; a length outside [0, d_max] is clamped."""
     index = first + doc
@@ -432,9 +442,22 @@ def _similarities(t, ring, started, it, loads, W: gl.constexpr):
 
 
 @gluon.jit
-def _store(t, top, doc, valid, place, out_at, row: gl.constexpr):
-    """Add up the maxima of rows that hold a query token, top [BM], and store the sums of document `doc`."""
-    kept = gl.where(valid, gl.convert_layout(top, row), 0.0)
+def _query_rows(t, w, group, r, W: gl.constexpr):
+    """Unit, query and token of the rows r of consumer W, and which of them hold a token; no query is query Nq."""
+    unit = group * t.UNITS + W * (t.BM // UNIT) + r // UNIT
+    slot = (r % UNIT) // t.G
+    n = gl.where(slot < t.USED, (unit // w.parts) * t.USED + slot, w.Nq)
+    token = (unit % w.parts) * UNIT + r % t.G
+    if t.HAS_Q_LENGTHS:
+        q_len = gl.minimum(gl.load(w.q_len_ptr + n, mask=n < w.Nq, other=0), w.q_max)
+    else:
+        q_len = w.q_max
+    return unit, n, token, (n < w.Nq) & (token < q_len)
+
+
+@gluon.jit
+def _store(t, kept, doc, place, out_at):
+    """Add up the maxima kept [BM] of rows, zero where there is no query token, and store the sums of document `doc`."""
     sums = gl.sum(gl.reshape(kept, [t.BM // t.G, t.G]), axis=1)
     if t.SUM > UNIT and t.SUM <= t.BM:
         sums = gl.sum(gl.reshape(sums, [t.BM // t.SUM, t.SUM // UNIT]), axis=1)
@@ -445,10 +468,35 @@ def _store(t, top, doc, valid, place, out_at, row: gl.constexpr):
 
 
 @gluon.jit
-def _store_due(t, m, doc, valid, place, out_at, row: gl.constexpr):
-    """`_store` of the maxima m [BM, 4] of a document that ended earlier; doc = -1 is none."""
+def _winners(m, mi, BM: gl.constexpr, half: gl.constexpr, own: gl.constexpr):
+    """Which index in mi [BM, 4] has a row's greatest value of m, the lowest on a tie: [BM], laid out as `own` reduced.
+
+    The four lanes of a quad hold four places of the same rows. Each hands half of its rows to a lane that hands it the
+    other half, twice, so that a row is compared, and stored, by one lane instead of four.
+    """
+    m = gl.reshape(gl.convert_layout(m, half), [BM, 2, 2])
+    mi = gl.reshape(gl.convert_layout(mi, half), [BM, 2, 2])
+    m, mi = gl.reduce((m, mi), 1, _lower_wins)
+    _, won = gl.reduce((gl.convert_layout(m, own), gl.convert_layout(mi, own)), 1, _lower_wins)
+    return won
+
+
+@gluon.jit
+def _close(
+    t, w, m, mi, doc, holds, rows, valid, place, out_at, row: gl.constexpr, half: gl.constexpr, own: gl.constexpr
+):
+    """Store what the maxima m [BM, 4] (and their indices mi) of document `doc` come to; doc = -1 is none.
+
+    `holds`: the document has tokens. `rows`: query, token and validity of the rows as `own` has them, for the argmax.
+    """
     if doc >= 0:
-        _store(t, gl.reduce(m, 1, _max_nan), doc, valid, place, out_at, row)
+        if t.ARGMAX:
+            n, token, wanted = rows
+            won = gl.where(wanted & holds, _winners(m, mi, t.BM, half, own), -1)
+            won_at = (n.to(gl.int64) * w.K + doc) * w.q_max + token
+            gl.store(w.arg_ptr + won_at, won.to(w.arg_ptr.dtype.element_ty), mask=(n < w.Nq) & (token < w.q_max))
+        top = gl.convert_layout(gl.reduce(m, 1, _max_nan), row)
+        _store(t, gl.where(valid, top, 0.0), doc, place, out_at)
 
 
 @gluon.jit
@@ -456,7 +504,7 @@ def _consume(t, w, ring, W: gl.constexpr):
     """Consumer warpgroup W: rows W * BM .. of every query group of this program against its documents.
 
     The sum over a query's rows crosses warps. That of the last document to end in a tile is due: it is made while the
-    tensor core multiplies the next tile. (With the argmax it is not: there are no registers left to keep two of both.)
+    tensor core multiplies the next tile.
     """
     depth: gl.constexpr = 256 // ring.q_tiles.dtype.primitive_bitwidth  # columns of one matrix instruction
     layout: gl.constexpr = gl.NVMMADistributedLayout(
@@ -468,11 +516,23 @@ def _consume(t, w, ring, W: gl.constexpr):
         reg_bases=[[8, 0], [64, 0]] if t.BM == 128 else [[8, 0]], lane_bases=[[0, 1], [0, 2], [1, 0], [2, 0], [4, 0]],
         warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[t.BM, 4],
     )  # fmt: skip
+    # The two steps of `_winners`: a bit of the row moves from registers to lanes, and one of the place the other way.
+    half: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[8, 0], [0, 2]] if t.BM == 128 else [[0, 2]],
+        lane_bases=[[0, 1], [64, 0] if t.BM == 128 else [8, 0], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[t.BM, 4],
+    )  # fmt: skip
+    own: gl.constexpr = gl.DistributedLinearLayout(
+        reg_bases=[[0, 1]] if t.BM == 128 else [],
+        lane_bases=[[8, 0] if t.BM == 128 else [0, 1], [64, 0] if t.BM == 128 else [8, 0], [1, 0], [2, 0], [4, 0]],
+        warp_bases=[[16, 0], [32, 0]], block_bases=[], shape=[t.BM, 2],
+    )  # fmt: skip
     RUN: gl.constexpr = t.SUM if t.SUM > UNIT else UNIT
     WHOLE: gl.constexpr = t.SUM > UNIT and t.SUM <= t.BM  # a sum of several units that this consumer has all of
     zero = gl.zeros([t.BM, t.BN], gl.float32, layout)
     column = gl.arange(0, t.BN, layout=gl.SliceLayout(0, layout))[None, :] + gl.zeros([t.BM, t.BN], gl.int32, layout)
     r = gl.arange(0, t.BM, layout=row)
+    r_own = gl.arange(0, t.BM, layout=gl.SliceLayout(1, own))
     it = 0
     loads = 0
     last = -1
@@ -486,15 +546,9 @@ def _consume(t, w, ring, W: gl.constexpr):
             loads += 1
             last = group
         # -- which query and token every row is
-        unit = group * t.UNITS + W * (t.BM // UNIT) + r // UNIT
-        slot = (r % UNIT) // t.G
-        n = gl.where(slot < t.USED, (unit // w.parts) * t.USED + slot, w.Nq)
-        token = (unit % w.parts) * UNIT + r % t.G
-        if t.HAS_Q_LENGTHS:
-            q_len = gl.minimum(gl.load(w.q_len_ptr + n, mask=n < w.Nq, other=0), w.q_max)
-        else:
-            q_len = w.q_max
-        valid = (n < w.Nq) & (token < q_len)
+        unit, n, _token, valid = _query_rows(t, w, group, r, W)
+        _unit, n_own, token_own, valid_own = _query_rows(t, w, group, r_own, W)
+        rows = (n_own, token_own, valid_own)
         # the place of a sum, reduced as the maxima are, so that it lies where they come to lie; -1 for no query
         place = gl.where(n < w.Nq, n * ((w.parts * UNIT + RUN - 1) // RUN) + (unit % w.parts) * UNIT // RUN, -1)
         place = gl.max(gl.reshape(place, [t.BM // t.G, t.G]), axis=1)
@@ -510,12 +564,13 @@ def _consume(t, w, ring, W: gl.constexpr):
         m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
         mi = gl.full([t.BM, 4], 0, gl.int32, quads)
         due = m
+        due_i = mi
         due_doc = -1
+        due_holds = False
         while doc < hi:
             started = ring.start(t, zero, it, loads, W)
-            if not t.ARGMAX:
-                _store_due(t, due, due_doc, valid, place, out_at, row)
-                due_doc = -1
+            _close(t, w, due, due_i, due_doc, due_holds, rows, valid, place, out_at, row, half, own)
+            due_doc = -1
             s, it = ring.similarities(t, started, it, loads, W)
             # -- reduce: the document that the tile begins in, then those that begin inside the tile
             c1 = end - tile
@@ -526,19 +581,11 @@ def _consume(t, w, ring, W: gl.constexpr):
             following = tile + t.BN
             ended = c1 <= t.BN
             while ended:
-                # -- store
-                if t.ARGMAX:
-                    top, won = gl.reduce((m, mi), 1, _lower_wins)
-                    won = gl.where(valid & (end > start), gl.convert_layout(won, row), -1)
-                    won_at = (n.to(gl.int64) * w.K + doc) * w.q_max + token
-                    gl.store(
-                        w.arg_ptr + won_at, won.to(w.arg_ptr.dtype.element_ty), mask=(n < w.Nq) & (token < w.q_max)
-                    )
-                    _store(t, top, doc, valid, place, out_at, row)
-                else:
-                    _store_due(t, due, due_doc, valid, place, out_at, row)
-                    due = m
-                    due_doc = doc
+                _close(t, w, due, due_i, due_doc, due_holds, rows, valid, place, out_at, row, half, own)
+                due = m
+                due_i = mi
+                due_doc = doc
+                due_holds = end > start
                 m = gl.full([t.BM, 4], float("-inf"), gl.float32, quads)
                 mi = gl.full([t.BM, 4], 0, gl.int32, quads)
                 doc += 1
@@ -547,13 +594,13 @@ def _consume(t, w, ring, W: gl.constexpr):
                     start, end = _span(t, w, doc, first)
                     c0 = start - tile
                     if (c0 >= 0) & (c0 < t.BN):
-                        m, mi = _fold_segment(m, mi, s, column, c0, end - tile, -c0, t.ARGMAX, t.BM, t.BN, quads)
+                        here = _held_back(s)
+                        m, mi = _fold_segment(m, mi, here, column, c0, end - tile, -c0, t.ARGMAX, t.BM, t.BN, quads)
                         ended = end - tile <= t.BN
                     else:
                         following = start
             tile = following
-        if not t.ARGMAX:
-            _store_due(t, due, due_doc, valid, place, out_at, row)
+        _close(t, w, due, due_i, due_doc, due_holds, rows, valid, place, out_at, row, half, own)
 
 
 @gluon.jit
