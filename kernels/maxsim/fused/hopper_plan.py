@@ -20,6 +20,7 @@ CORE_COLUMNS = (
     512  # columns the tensor core adds up by itself: relative errors reach 7e-7 at d = 512, 1.0e-6 at 768 (H200)
 )
 PAIR_ROWS = 2048  # document rows a program must have for two to share a multiprocessor
+MANY_TILES = 384  # of a query group: a deeper ring is then worth more than having the next group at hand
 SMALL_SUMS_BYTES = 1 << 20  # partial sums of 64 rows instead of 128 are taken where they stay below this
 H200_PROCESSORS = 132
 
@@ -282,6 +283,8 @@ def _schedule(
         total = waves * (
             tiles * _cycles(tile, QST, argmax, programs, processors, per_processor) + _CHUNK / (2 if QST == 2 else 1)
         )
+        if QST == 2 and tiles >= MANY_TILES:  # the model knows nothing of depth, so this decides between no candidates
+            QST, ST, KS, KC = _ring(tile, False, per_processor) or ring
         total += _SECOND_KERNEL if tile.sums > 1 else 0
         if best is None or total < best[0] * 0.98:
             plan = HopperPlan(
