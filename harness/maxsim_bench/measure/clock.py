@@ -15,7 +15,7 @@ Policy = Literal["cold_l2", "clean_l2", "warm_l2", "graph", "host"]
 
 _DEFAULT_L2 = 64 << 20  # bytes, where the driver does not say; larger than the L2 of any card before Hopper
 _SPIN_LIMIT_MS = 60.0
-_OUTLASTS_MS = 1.0  # calls longer than this outlast the dispatch of the next one, so only the first needs a lead
+_OUTLASTS_MS = 1.0  # calls shorter than this are given a lead each
 
 
 def seconds() -> float:
@@ -130,7 +130,8 @@ class EventMeter:
         pairs = self._event_pairs(len(calls))
         errors: list[Exception | None] = []
         lead = self._torch.cuda.Event()
-        self._torch.cuda._sleep(int(self._lead_ms(len(calls)) * self._cycles_per_ms))
+        lead_time = lead_ms(len(calls), self._enqueue_ms, self._device_ms)
+        self._torch.cuda._sleep(int(lead_time * self._cycles_per_ms))
         lead.record()
         before, ran_dry = lead, False
         began = time.perf_counter_ns()
@@ -160,11 +161,21 @@ class EventMeter:
         self._device_ms = sum(timed) / len(timed) if timed else 0.0
         return samples
 
-    def _lead_ms(self, count: int) -> float:
-        """How long to keep the stream busy before a block of `count` calls."""
-        if self._device_ms > _OUTLASTS_MS:
-            return 1.5 * _OUTLASTS_MS
-        return min(1.5 * self._enqueue_ms * count, _SPIN_LIMIT_MS)
+
+def lead_ms(calls: int, enqueue_ms: float, device_ms: float) -> float:
+    """How long to keep a stream busy before so many calls are enqueued, in milliseconds.
+
+    A call on the device for twice as long as on the host outlasts the dispatch of the next one, and only the first
+    needs a lead. A call that appears to take as long on the device as on the host may be one that waited for the host:
+    it is given the whole lead.
+
+    Args:
+        calls: of the block.
+        enqueue_ms, device_ms: host and device time of a call, as the last blocks had them.
+    """
+    if device_ms > max(_OUTLASTS_MS, 2 * enqueue_ms):
+        return 1.5 * _OUTLASTS_MS
+    return min(1.5 * enqueue_ms * calls, _SPIN_LIMIT_MS)
 
 
 def l2_bytes() -> int | None:

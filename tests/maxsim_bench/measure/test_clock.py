@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from maxsim_bench.declare.cell import TimingPolicy
-from maxsim_bench.measure.clock import EventMeter, HostMeter, Policy, meter_for
+from maxsim_bench.measure.clock import EventMeter, HostMeter, Policy, lead_ms, meter_for
 from maxsim_bench.report.axes import PREFERRED
 from maxsim_bench.report.names import POLICIES
 
@@ -145,3 +145,17 @@ def test_on_a_processor_every_policy_is_the_host_clock(policy: Policy) -> None:
 def test_what_is_timed_what_is_declared_and_what_is_shown_know_the_same_policies() -> None:
     assert get_args(Policy) == get_args(TimingPolicy)
     assert set(POLICIES) == set(PREFERRED["timing_policy"]) == set(get_args(Policy))
+
+
+@pytest.mark.parametrize(
+    ("calls", "enqueue_ms", "device_ms", "lead"),
+    [
+        (10, 0.1, 0.02, 1.5),  # short calls: the host's time for all of them, and half as much again
+        (10, 0.1, 5.0, 1.5),  # long calls: a lead for the first
+        (500, 0.5, 0.02, 60.0),  # no more than the device may be kept spinning
+        (10, 1.1, 1.2, 16.5),  # as long as the host's: the last block may have been waiting for it
+        (10, 1.1, 2.3, 1.5),
+    ],
+)
+def test_a_call_that_may_have_waited_for_the_host_gets_the_whole_lead(calls, enqueue_ms, device_ms, lead) -> None:
+    assert lead_ms(calls, enqueue_ms, device_ms) == pytest.approx(lead)
