@@ -114,18 +114,33 @@ def _block(
     return scores, won.transpose(1, 2)
 
 
+def _process_wide_precision() -> str:
+    """The older switch, "highest", "high" or "medium", also where it cannot be read because newer ones disagree."""
+    cuda = torch.backends.cuda.matmul
+    try:
+        return torch.get_float32_matmul_precision()
+    except RuntimeError:  # some newer switch disagrees
+        try:
+            return "high" if cuda.allow_tf32 else "highest"
+        except RuntimeError:  # that of CUDA: the older one says the other thing
+            return "highest" if cuda.fp32_precision == "tf32" else "high"
+
+
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """fp32 matrix products with "ieee" or "tf32" arithmetic, on CPU and GPU, then the caller's switches back.
 
-    Uses the per-backend switches of torch >= 2.9, which the older process-wide ones write through to. The switches are
-    global: another thread that multiplies meanwhile sees them.
+    The older process-wide switch is set along with the per-backend ones of torch >= 2.9: where they disagree, whoever
+    reads the older one (torch.compile does) is refused. All are global: another thread that multiplies meanwhile sees
+    them.
     """
     cuda = torch.backends.cuda.matmul
     cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces the module by an object
-    before = cuda.fp32_precision, cpu.fp32_precision
-    cuda.fp32_precision, cpu.fp32_precision = precision, "ieee"
+    before, before_all = (cuda.fp32_precision, cpu.fp32_precision), _process_wide_precision()
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    cpu.fp32_precision = "ieee"
     try:
         yield
     finally:
+        torch.set_float32_matmul_precision(before_all)
         cuda.fp32_precision, cpu.fp32_precision = before

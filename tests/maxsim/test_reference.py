@@ -54,6 +54,50 @@ def test_the_fp32_reference_ignores_global_switches_and_autocast_and_leaves_them
         torch.backends.cuda.matmul.fp32_precision, torch.backends.mkldnn.matmul.fp32_precision = before
 
 
+def switches() -> list[object]:
+    """What every switch of fp32 products says; "mixed" where torch refuses to read the older ones."""
+    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    seen: list[object] = [cuda.fp32_precision, cpu.fp32_precision]
+    for read in (lambda: cuda.allow_tf32, torch.get_float32_matmul_precision):
+        try:
+            seen.append(read())
+        except RuntimeError:
+            seen.append("mixed")
+    return seen
+
+
+def newer_alone(value: str) -> None:
+    torch.set_float32_matmul_precision("highest" if value == "tf32" else "high")
+    torch.backends.cuda.matmul.fp32_precision = value
+
+
+@pytest.mark.parametrize(
+    "set_by_the_caller",
+    [
+        lambda: None,
+        lambda: torch.set_float32_matmul_precision("high"),
+        lambda: torch.set_float32_matmul_precision("medium"),
+        lambda: newer_alone("tf32"),
+        lambda: newer_alone("ieee"),
+    ],
+    ids=["nothing", "high", "medium", "tf32 by the newer switch alone", "ieee by the newer switch alone"],
+)
+@pytest.mark.parametrize("precision", ["tf32", "ieee"])
+def test_inside_no_switch_contradicts_another_and_outside_all_are_as_before(set_by_the_caller, precision):
+    """torch.compile reads the older switch and is refused where a newer one disagrees."""
+    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    untouched, newer = torch.get_float32_matmul_precision(), (cuda.fp32_precision, cpu.fp32_precision)
+    try:
+        set_by_the_caller()
+        before = switches()
+        with reference.matmul_precision(precision):
+            assert switches()[:3] == [precision, "ieee", precision == "tf32"]
+        assert switches() == before
+    finally:
+        torch.set_float32_matmul_precision(untouched)
+        cuda.fp32_precision, cpu.fp32_precision = newer
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_operands_are_upcast_exactly(dtype):
     g = torch.Generator().manual_seed(3)
