@@ -10,7 +10,7 @@ import pytest
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import append_samples, common_rounds
 from maxsim_bench.report.load import load
-from maxsim_bench.report.paired import Pairs
+from maxsim_bench.report.paired import Pairs, timed_together
 
 
 def test_only_rounds_that_both_were_in_are_pairs() -> None:
@@ -62,3 +62,27 @@ def test_one_round_and_rows_of_two_cells_have_no_paired_ratio(tmp_path: Path, ma
 def test_rows_without_samples_have_no_paired_ratio(made: Any) -> None:
     eager, fused = made.sweep([made.cell()], ["eager", "fused"])
     assert Pairs(made.results([eager, fused])).ratio(eager, fused) is None
+
+
+def test_a_comparison_shows_the_row_that_took_turns_with_the_peer(tmp_path: Path, made: Any) -> None:
+    """Ours was measured again alone: its newest row and the peer's are of two sessions."""
+    cell = made.cell()
+    lik, fused = made.sweep([cell], ["lik", "fused"])
+    again = fused.model_copy(update={"backend_version": "newer", "measured_at": "2099-01-01T00:00:00+00:00"})
+    root = made.written(tmp_path, [lik, fused, again])
+    together, alone = ["fused", "lik"], ["fused"]
+    append_samples(
+        root / "h200" / "forward.csv",
+        {
+            lik.key: {"ms": [2.0, 2.0, 2.0], "round": [0, 1, 2], "interleaved_with": together},
+            fused.key: {"ms": [1.0, 1.0, 1.0], "round": [0, 1, 2], "interleaved_with": together},
+            again.key: {"ms": [0.5, 0.5, 0.5], "round": [0, 1, 2], "interleaved_with": alone},
+        },
+    )
+    results = load([root])
+    newest = {row.backend: row.backend_version for row in results.rows}
+    assert newest["fused"] == "newer"
+    shown = timed_together(results, "fused", ("lik",))
+    assert {row.backend: row.key for row in shown.rows} == {"lik": lik.key, "fused": fused.key}
+    assert Pairs(shown).ratio(shown.rows[0], shown.rows[1]) is not None
+    assert timed_together(results, "fused", ("flash_maxsim",)).rows == results.rows, "with nobody to take turns with"
