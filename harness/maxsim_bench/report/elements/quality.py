@@ -35,7 +35,7 @@ _PLACE = ["dataset", "split", "encoder", "device", "dtype"]
 
 @element
 def quality(results: Results) -> Iterator[Table]:
-    """One line a data set, card and precision: the reference's nDCG@10 and the largest |Δ| of each kind of scorer."""
+    """One line a data set, encoder, card and precision: the reference's nDCG@10 and the largest |Δ| of each kind of scorer."""
     frame = fidelity_rows(results)
     if frame.empty:
         return
@@ -43,6 +43,7 @@ def quality(results: Results) -> Iterator[Table]:
     table = pd.DataFrame(lines)
     columns = [
         Column("collection", "data set", right=False),
+        Column("encoder", "encoder", right=False),
         Column("device", "GPU", names.card, right=False),
         Column("dtype", "embeddings", right=False),
         Column("reference", "reference nDCG@10", lambda v: "" if pd.isna(v) else f"{v:.4f}"),
@@ -74,6 +75,7 @@ def _line(rows: pd.DataFrame) -> dict[str, Any]:
     scorers = rows[rows["backend"] != "reference"]
     return {
         "collection": str(first["collection"]).removesuffix(" bf16"),
+        "encoder": first["encoder"],
         "device": first["device"],
         "dtype": first["dtype"],
         "reference": rows["ndcg_at_10_reference"].max(),
