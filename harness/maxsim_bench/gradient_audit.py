@@ -12,7 +12,6 @@ torch only inside functions.
 
 from __future__ import annotations
 
-import argparse
 import json
 import traceback
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -26,7 +25,7 @@ from maxsim_bench.children import Child
 from maxsim_bench.declare.cell import Cell, Dtype
 from maxsim_bench.machine import Machine, this_machine
 from maxsim_bench.measure import clock
-from maxsim_bench.modules import at_least, ended_in_one_line
+from maxsim_bench.modules import at_least, command_parser, ended_in_one_line
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
@@ -324,7 +323,7 @@ def _line(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, audit, print; exit code 1 if a discrepancy is neither a tie nor a rounding."""
-    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.gradient_audit", description=__doc__)
+    parser = command_parser("gradient_audit", __doc__ or "")
     parser.add_argument("--into", type=Path, default=Path("results/local"), help=f"folder of {EXPERIMENT}.csv")
     parser.add_argument("--pairs", type=at_least(1), default=128, help="shapes of each dtype and path")
     parser.add_argument(

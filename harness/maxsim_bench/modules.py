@@ -23,6 +23,17 @@ from maxsim_bench.stopping import stopped_in_one_line
 _OURS = ("maxsim_bench.", "__main__")  # the module that is run calls itself the latter
 
 
+def command_parser(module: str, doc: str) -> argparse.ArgumentParser:
+    """A parser of `python -m maxsim_bench.MODULE`: its help is what `doc` tells users, in its own lines, without what
+    it tells readers of the code.
+    """
+    return argparse.ArgumentParser(
+        prog=f"python -m maxsim_bench.{module}",
+        description=doc.partition("\n\nOrchestration")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
 def at_least(least: int) -> Callable[[str], int]:
     """The type of an option that is a whole number from `least` on; a usage error otherwise."""
 

@@ -11,7 +11,6 @@ between seeds is the yardstick: scorers that compute the same thing differ by le
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.machine import Machine, this_machine
-from maxsim_bench.modules import Head, ended_in_one_line
+from maxsim_bench.modules import Head, command_parser, ended_in_one_line
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
@@ -148,7 +147,7 @@ def _line(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, run, print."""
-    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.parity", description=__doc__)
+    parser = command_parser("parity", __doc__ or "")
     parser.add_argument("--profile", choices=tuple(PROFILES), default="paper")
     parser.add_argument("--into", type=Path, default=Path("results/local"), help="folder of training_parity.csv")
     parser.add_argument("--data-dir", type=Path, help="folder with scifact.tar.gz")

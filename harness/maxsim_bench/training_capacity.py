@@ -12,7 +12,6 @@ May import every room; torch only inside functions.
 
 from __future__ import annotations
 
-import argparse
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any
 from maxsim_bench.children import Child
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.machine import Machine, this_machine
-from maxsim_bench.modules import at_least, ended_in_one_line, seconds
+from maxsim_bench.modules import at_least, command_parser, ended_in_one_line, seconds
 from maxsim_bench.record.row import Row, Status
 
 EXPERIMENT = "training_capacity"
@@ -180,7 +179,7 @@ def _told(step: Step) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, climb, print."""
-    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.training_capacity", description=__doc__)
+    parser = command_parser("training_capacity", __doc__ or "")
     parser.add_argument("--into", type=Path, default=Path("results/local"), help=f"folder of {EXPERIMENT}.csv")
     parser.add_argument("--largest", type=at_least(SMALLEST), default=LARGEST, help="batch size that is tried last")
     parser.add_argument("--step-seconds", type=seconds, default=STEP_SECONDS, help="after which a step is given up")

@@ -11,7 +11,6 @@ functions. docs/training.md says where the published protocol can be read in two
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import inspect
 import json
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from maxsim_bench.declare.cell import Cell, Dtype
 from maxsim_bench.machine import Machine, this_machine
-from maxsim_bench.modules import Head, ended_in_one_line
+from maxsim_bench.modules import Head, command_parser, ended_in_one_line
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
@@ -298,7 +297,7 @@ def _line(row: Row) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, train, print."""
-    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.training_curve", description=__doc__)
+    parser = command_parser("training_curve", __doc__ or "")
     parser.add_argument("--profile", choices=tuple(PROFILES), default="paper")
     parser.add_argument("--into", type=Path, default=Path("results/local"), help=f"folder of {EXPERIMENT}.csv")
     parser.add_argument("--force", action="store_true", help="measure finished rows again")

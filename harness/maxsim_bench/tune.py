@@ -9,7 +9,6 @@ and how far the runner-up was. May import every room and `maxsim`. A tool for wh
 
 from __future__ import annotations
 
-import argparse
 import csv
 import re
 import sys
@@ -20,6 +19,8 @@ from importlib.resources import files
 from pathlib import Path
 from statistics import geometric_mean
 from typing import TYPE_CHECKING, Any
+
+from maxsim_bench.modules import command_parser
 
 if TYPE_CHECKING:
     import torch
@@ -191,7 +192,7 @@ def main() -> None:
 
     from maxsim.fused import launch
 
-    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.tune", description=__doc__)
+    parser = command_parser("tune", __doc__ or "")
     parser.add_argument("--write", action="store_true", help="replace this architecture's entries in launch_table.toml")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for tune_<gpu>.csv")
     options = parser.parse_args()

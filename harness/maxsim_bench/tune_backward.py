@@ -10,7 +10,6 @@ of the shape at most, and only where it pays: a table that follows every row fol
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from math import exp, log
 from pathlib import Path
 from typing import Any
 
+from maxsim_bench.modules import command_parser
 from maxsim_bench.record.row import Row
 
 # Backends of the experiment and the path each pins; atomics are left out, their gradients change from run to run.
@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the rows, print the table, write it if told so."""
     from maxsim_bench.record.store import Store
 
-    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.tune_backward", description=__doc__)
+    parser = command_parser("tune_backward", __doc__ or "")
     parser.add_argument("--rows", type=Path, default=Path("results/h200/backward_paths.csv"))
     parser.add_argument("--write", action="store_true", help="replace maxsim/training/paths.json")
     told = parser.parse_args(arguments)

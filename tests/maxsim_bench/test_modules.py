@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from maxsim_bench import gradient_audit, parity, training_capacity, training_curve
+from maxsim_bench import gradient_audit, parity, training_capacity, training_curve, tune, tune_backward
 from maxsim_bench.machine import Machine
 from maxsim_bench.modules import ended_in_one_line
 from maxsim_bench.record import environments
@@ -59,6 +61,49 @@ def test_an_option_out_of_bounds_is_a_usage_error(tmp_path, capsys, command, opt
     assert end.value.code == 2
     assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, tune, tune_backward])
+def test_the_help_of_a_module_shows_its_examples_in_their_lines_and_nothing_of_the_code(monkeypatch, capsys, command):
+    monkeypatch.setattr("sys.argv", ["-m", "--help"])
+    with pytest.raises(SystemExit) as end:
+        command.main()
+    assert end.value.code == 0
+    told = capsys.readouterr().out
+    name = command.__name__
+    assert told.startswith(f"usage: python -m {name} ")
+    assert f"\n    python -m {name} " in told
+    assert "import" not in told
+
+
+@pytest.mark.parametrize(
+    ("module", "wanted"),
+    [
+        ("maxsim_bench.retrieve.difficulty", "COLLECTION"),
+        ("maxsim_bench.retrieve.length_statistics", "COLLECTION"),
+        ("maxsim_bench.retrieve.encoders.minilm", "FOLDER"),
+    ],
+)
+def test_a_module_of_retrieval_takes_no_option_for_a_name(tmp_path, module, wanted):
+    told = subprocess.run(
+        [sys.executable, "-m", module, "--help"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert told.returncode == 0, told.stderr
+    assert wanted in told.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_difficulty_of_what_is_no_collection_is_a_sentence(tmp_path):
+    told = subprocess.run(
+        [sys.executable, "-m", "maxsim_bench.retrieve.difficulty", "no-such"],
+        env={**os.environ, "MAXSIM_BENCH_DATA": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1
+    assert told.stderr.startswith("Error: ")
+    assert "Traceback" not in told.stderr
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -6,6 +6,7 @@ nothing answers, tells scorers nothing apart. `python -m maxsim_bench.retrieve.d
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,9 +14,10 @@ from typing import TYPE_CHECKING
 from maxsim_bench.backends import registry
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.retrieve.cache import document_embeddings, query_embeddings
-from maxsim_bench.retrieve.dataset import Dataset
+from maxsim_bench.retrieve.dataset import DataError, Dataset
 from maxsim_bench.retrieve.datasets.registry import load_dataset
 from maxsim_bench.retrieve.embeddings import Corpus, Embeddings
+from maxsim_bench.retrieve.encoders.base import EncoderError
 from maxsim_bench.retrieve.encoders.registry import load_encoder
 from maxsim_bench.retrieve.metrics import DEPTH, evaluate_rankings
 from maxsim_bench.retrieve.rank import TopK, rank, rankings
@@ -76,6 +78,9 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: python -m maxsim_bench.retrieve.difficulty COLLECTION...")
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.retrieve.difficulty", description=main.__doc__)
+    parser.add_argument("names", nargs="+", metavar="COLLECTION", help="apidocs, a BEIR data set, finslides:L0")
+    try:
+        main(parser.parse_args().names)
+    except (DataError, EncoderError) as error:
+        sys.exit(f"Error: {error}")

@@ -7,8 +7,8 @@ Room: `retrieve`. May import: record, backends. `python -m maxsim_bench.retrieve
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
@@ -65,6 +65,6 @@ def main(names: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 2:
-        sys.exit("usage: python -m maxsim_bench.retrieve.length_statistics COLLECTION...")
-    main(sys.argv[1:])
+    parser = argparse.ArgumentParser(prog="python -m maxsim_bench.retrieve.length_statistics", description=main.__doc__)
+    parser.add_argument("names", nargs="+", metavar="COLLECTION", help="a BEIR data set, finslides:L0")
+    main(parser.parse_args().names)

@@ -258,8 +258,8 @@ def _checked(source: str, measured: dict[str, Measured], only: Selection) -> dic
         if len(fingerprints) > 1:
             raise CompareError(
                 f"{source}: {experiment} on {device} was measured under {len(fingerprints)} fingerprints "
-                f"({', '.join(sorted(map(str, fingerprints)))}): drivers or libraries changed in between. Measure it "
-                "again under one, with --force."
+                f"({', '.join(sorted(map(str, fingerprints)))}): driver, libraries or host changed in between. "
+                "Measure it again under one, with --force."
             )
     return measured
 

@@ -121,8 +121,9 @@ def _repetitions(repeated: dict[tuple[str, str], list[tuple[int, str, Path]]], t
         tuple(sorted(name for runs in repeated.values() if len(runs) > 1 for _, name, _ in runs)),
         "Every two successive runs of a sweep, the second's rows against the first's, as `maxsim-bench compare` "
         "decides. Ratio: the median over rounds of the baseline's time over the row's, within one run. Times under "
-        "two environment ids are not compared. One id is one model of card with one driver and one set of libraries; "
-        "whether it was one machine as well, and what else ran there, docs/tracking.md says.",
+        "two environment ids are not compared. One id is one model of card, one driver, one set of libraries and one "
+        "model and number of processors; whether it was one machine as well, and what else ran there, "
+        "docs/tracking.md says.",
     )  # fmt: skip
 
 

@@ -22,9 +22,10 @@ SIZES = (1000.0, 10000.0)
 SHOWN = ("eager", "chunked", "compiled", "flash_maxsim", "lik", "fused")
 OURS, PEERS = "fused", ("flash_maxsim", "lik")
 RATIOS = (
-    "Ours is its newest row that took turns with a peer's; the goals have newer ones that were measured alone. Ratios "
-    "are medians over the rounds of one interleaved run, with a 95 % bootstrap interval; without an interval, where "
-    "the two took no turns, the quotient of two medians."
+    "Ours is its newest row that took turns with a peer's; the goals have newer ones, measured without the peers. "
+    "Ratios are medians over the rounds of one interleaved run that both were in, with a 95 % bootstrap interval, and "
+    "so not the quotient of the two times beside them, in which rounds count that one ran on alone; without an "
+    "interval, where the two took no turns, the quotient of two medians."
 )
 
 

