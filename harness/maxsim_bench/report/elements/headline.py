@@ -25,7 +25,8 @@ RATIOS = (
     "Ours is its newest row that took turns with a peer's; the goals have newer ones, measured without the peers. "
     "Ratios are medians over the rounds of one interleaved run that both were in, with a 95 % bootstrap interval, and "
     "so not the quotient of the two times beside them, in which rounds count that one ran on alone; without an "
-    "interval, where the two took no turns, the quotient of two medians."
+    "interval, where the two took no turns, the quotient of two medians. An empty cell: not declared there, or a call "
+    "that the backend does not support."
 )
 
 
