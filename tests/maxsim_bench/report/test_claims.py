@@ -326,7 +326,8 @@ def test_what_is_missing_is_told_with_the_command_that_measures_it(paper: Paper,
     told = verdict(claim(), paper, made.results([]))
     assert told.why == "flash_maxsim is declared for it in forward, no row of it yet"
     assert told.command.startswith("maxsim-bench run forward --profile paper --backend flash_maxsim --where Nq=1")
-    beyond = verdict(claim(paper_element="fig:scaling", experiment="memory_scaling", B=3000), paper, made.results([]))
+    frontier = {"paper_element": "App. serving frontier", "experiment": "serving_frontier", "Lq": 1030, "Ld": 1030}
+    beyond = verdict(claim(**frontier, B=96_000), paper, made.results([]))
     assert (beyond.why.endswith("beyond the profile paper"), "--profile full" in beyond.command) == (True, True)
 
 
