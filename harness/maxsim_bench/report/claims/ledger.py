@@ -295,18 +295,21 @@ def _beside(claim: Claim, told: _Found, found: Answer, context: _Context) -> Non
 
 
 def _read_otherwise(claim: Claim, told: _Found, found: Answer, bases: Sequence[Row | None], context: _Context) -> None:
-    """The number without what the published peak counts beside inputs and the call, where it counts anything."""
+    """The number without what the published peak counts beside the call, and with what its script kept beside that."""
     peak = context.paper.peak(claim)
     backends = {row.backend for row in (*found.rows, *bases) if row is not None}
-    counted = [peak.why] if peak.bytes or "fp32_inputs" in peak.resident else []
-    counted += [kept.why for backend, kept in peak.kept.items() if backend in backends]
-    if not counted:
-        return
-    try:
-        bare = _number(claim, found.rows, found, context, FOOTPRINT)
-    except NoValue:
-        return
-    told.also(f"as published ({'; '.join(counted)}); without that: {names.number(bare, 4)} {claim.unit}")
+    kept = [kept.why for backend, kept in peak.kept.items() if backend in backends]
+    readings = []
+    if peak.bytes or "fp32_inputs" in peak.resident:
+        readings.append((f"as published ({peak.why}); without that", FOOTPRINT))
+    if kept:
+        readings.append((f"{'; '.join(kept)}; with it, by its size", peak.model_copy(update={"kept_counts": True})))
+    for words, reading in readings:
+        try:
+            number = _number(claim, found.rows, found, context, reading)
+        except NoValue:
+            continue
+        told.also(f"{words}: {names.number(number, 4)} {claim.unit}")
 
 
 def _replaced(claim: Claim, row: Row, base: Row, found: Answer, context: _Context) -> bool:

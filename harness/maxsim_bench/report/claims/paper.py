@@ -221,12 +221,19 @@ class Kept(_Strict):
 
 
 class Peak(_Strict):
-    """What a published peak counts beside what a call allocates. `kept`: by our backend, what its namesake kept."""
+    """What a published peak counts beside what a call allocates.
+
+    Attributes:
+        resident, bytes, why: counted with every reading.
+        kept: by our backend, what its namesake kept. A verdict is on bytes that were measured, so this is told beside
+            it, by its size; `kept_counts` asks for that reading.
+    """
 
     resident: tuple[Literal["inputs", "prepared", "own", "fp32_inputs"], ...]
     bytes: int = 0
     why: str = ""
     kept: dict[str, Kept] = {}
+    kept_counts: bool = False
 
 
 class Printed(_Strict):

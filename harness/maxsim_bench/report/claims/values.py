@@ -109,7 +109,7 @@ def footprint(row: Row, peak: Peak) -> float:
     if row.peak_extra_bytes is None:
         raise NoValue("the row holds no memory reading", again=True)
     resident = sum(_RESIDENT[name](row) for name in peak.resident)
-    return row.peak_extra_bytes + resident + peak.bytes + _kept_bytes(row, peak)
+    return row.peak_extra_bytes + resident + peak.bytes + (_kept_bytes(row, peak) if peak.kept_counts else 0)
 
 
 def _kept_bytes(row: Row, peak: Peak) -> int:
