@@ -35,7 +35,7 @@ _PLACE = ["dataset", "split", "encoder", "device", "dtype"]
 
 @element
 def quality(results: Results) -> Iterator[Table]:
-    """A line a data set, encoder, card and precision: the reference's nDCG@10, and each kind of scorer's largest |Δ|."""
+    """A line a data set, encoder, card and precision: the reference's nDCG@10, each kind of scorer's largest |Δ|."""
     frame = fidelity_rows(results)
     if frame.empty:
         return
