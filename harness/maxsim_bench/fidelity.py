@@ -20,7 +20,7 @@ from maxsim_bench.machine import Machine, this_machine
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
-    from maxsim_bench.retrieve.fidelity import Finding
+    from maxsim_bench.retrieve.findings import Finding
     from maxsim_bench.retrieve.tasks import Task
 
 EXPERIMENT = "fidelity"
@@ -106,7 +106,8 @@ def fidelity(request: Request, say: Callable[[str], None]) -> Audited:
     from maxsim_bench.record.environments import add_environments
     from maxsim_bench.record.store import Store
     from maxsim_bench.retrieve.audit import LIMIT
-    from maxsim_bench.retrieve.fidelity import Settings, run_fidelity
+    from maxsim_bench.retrieve.fidelity import run_fidelity
+    from maxsim_bench.retrieve.tasks import Settings
 
     machine = this_machine()
     environment = capture(machine.device)

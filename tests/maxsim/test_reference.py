@@ -71,6 +71,14 @@ def newer_alone(value: str) -> None:
     torch.backends.cuda.matmul.fp32_precision = value
 
 
+def processor_alone(older: str, cuda: str | None = None) -> None:
+    """The processor's switch says a third thing, so that the older one cannot be read at all."""
+    torch.set_float32_matmul_precision(older)
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    if cuda is not None:
+        torch.backends.cuda.matmul.fp32_precision = cuda
+
+
 @pytest.mark.parametrize(
     "set_by_the_caller",
     [
@@ -79,9 +87,15 @@ def newer_alone(value: str) -> None:
         lambda: torch.set_float32_matmul_precision("medium"),
         lambda: newer_alone("tf32"),
         lambda: newer_alone("ieee"),
+        lambda: processor_alone("highest"),
+        lambda: processor_alone("high"),
+        lambda: processor_alone("high", "ieee"),
     ],
-    ids=["nothing", "high", "medium", "tf32 by the newer switch alone", "ieee by the newer switch alone"],
-)
+    ids=[
+        "nothing", "high", "medium", "tf32 by the newer switch alone", "ieee by the newer switch alone",
+        "highest, not for the processor", "high, not for the processor", "high for neither",
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("precision", ["tf32", "ieee"])
 def test_inside_no_switch_contradicts_another_and_outside_all_are_as_before(set_by_the_caller, precision):
     """torch.compile reads the older switch and is refused where a newer one disagrees."""
@@ -91,7 +105,8 @@ def test_inside_no_switch_contradicts_another_and_outside_all_are_as_before(set_
         set_by_the_caller()
         before = switches()
         with reference.matmul_precision(precision):
-            assert switches()[:3] == [precision, "ieee", precision == "tf32"]
+            older = "high" if precision == "tf32" else "highest"
+            assert switches() == [precision, "ieee", precision == "tf32", older]
         assert switches() == before
     finally:
         torch.set_float32_matmul_precision(untouched)

@@ -5,6 +5,8 @@ Room: `backends`. May import: declare, `maxsim`.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -27,10 +29,13 @@ SIXTEEN_BIT_TIES = 0.5
 
 @dataclass(frozen=True)
 class TrainEager:
-    """`maxsim.baselines.eager` under autograd.
+    """`maxsim.baselines.eager` under autograd, or the same with `max` for `amax`.
 
     Attributes:
         name: of the backend.
+        winners: "all" tokens of a tie share its gradient (`amax`), or "one" has it (`max(dim).values`), as in the
+            paper's scripts: the latter's backward pass scatters to one index, where `amax` makes masks and quotients as
+            large as the similarities.
         arithmetic: "as_given", or "tf32": operands cast to fp32 inside the step, multiplied in TF32, as the paper does.
         checkpoint: forward again in the backward pass, `cell.chunk` documents at a time (16 where the cell says none).
     """
@@ -38,10 +43,13 @@ class TrainEager:
     name: str
     arithmetic: Literal["as_given", "tf32"] = "as_given"
     checkpoint: bool = False
+    winners: Literal["all", "one"] = "all"
     exact: bool = False
     install: str | None = None
 
     def version(self) -> str:
+        if self.winners == "one":
+            return hashlib.sha256(inspect.getsource(one_winner).encode()).hexdigest()[:12]
         return source_hash("baselines.py")
 
     def supports(self, cell: Cell, device: str) -> str | None:
@@ -51,6 +59,8 @@ class TrainEager:
             return "scores every query with every document"
         if self.arithmetic == "tf32" and device != "cuda":
             return "TF32 is a mode of NVIDIA matrix units"
+        if self.winners == "one" and cell.layout not in (None, "dense"):
+            return "is written for documents of one length, as the published step is"
         return refusal(cell)
 
     def tolerance(self, cell: Cell) -> float:
@@ -77,22 +87,35 @@ class TrainEager:
     ) -> torch.Tensor:
         import torch
 
-        from maxsim import baselines
-
         if self.arithmetic == "tf32":
             Q, D = Q.float(), D.float()
         if not self.checkpoint:
-            return baselines.eager(Q, D, lengths, tf32=tf32)
+            return self._block(Q, D, lengths, tf32)
         blocks, size = [], cell.chunk or 16
         for first in range(0, D.shape[0], size):
             part = None if lengths is None else lengths[first : first + size]
             blocks.append(
                 torch.utils.checkpoint.checkpoint(
-                    lambda q, d, part=part: baselines.eager(q, d, part, tf32=tf32),
+                    lambda q, d, part=part: self._block(q, d, part, tf32),
                     Q, D[first : first + size], use_reentrant=False,
                 )
             )  # fmt: skip
         return torch.cat(blocks, dim=1)
+
+    def _block(self, Q: torch.Tensor, D: torch.Tensor, lengths: torch.Tensor | None, tf32: bool) -> torch.Tensor:
+        from maxsim import baselines
+
+        return one_winner(Q, D) if self.winners == "one" else baselines.eager(Q, D, lengths, tf32=tf32)
+
+
+def one_winner(Q: torch.Tensor, D: torch.Tensor) -> torch.Tensor:
+    """[Nq, Lq, d], [B, Ld, d] → [Nq, B] in the dtype of Q: the expression of the published training steps.
+
+    The caller chooses the precision of products, for the backward pass too.
+    """
+    import torch
+
+    return torch.einsum("qid,bjd->qbij", Q, D).max(dim=-1).values.sum(dim=-1)
 
 
 def _rows(lengths: torch.Tensor | None, Ld: int) -> torch.Tensor:
@@ -107,4 +130,6 @@ BACKENDS = [
     TrainEager("train_eager"),
     TrainEager("train_eager_tf32", "tf32"),
     TrainEager("train_checkpointed", "tf32", checkpoint=True),
+    TrainEager("train_eager_max_tf32", "tf32", winners="one"),
+    TrainEager("train_checkpointed_max", "tf32", checkpoint=True, winners="one"),
 ]

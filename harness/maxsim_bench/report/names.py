@@ -42,6 +42,8 @@ BACKENDS = {
     "train_eager": "eager autograd",
     "train_eager_tf32": "eager autograd, TF32",
     "train_checkpointed": "checkpointed, chunked",
+    "train_eager_max_tf32": "eager autograd through max, TF32",
+    "train_checkpointed_max": "checkpointed through max",
     "train_flash_maxsim": "flash-maxsim",
     "train_lik": "LIK",
     "train_lik_lowmem": "LIK low-memory",

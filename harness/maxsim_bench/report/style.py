@@ -48,6 +48,8 @@ LOOKS: dict[str, tuple[str, str]] = {
     "train_eager": (GREY, "^"),
     "train_eager_tf32": ("#AAAAAA", "<"),
     "train_checkpointed": (GREEN, "P"),
+    "train_eager_max_tf32": ("#777777", ">"),
+    "train_checkpointed_max": ("#5E9C76", "d"),
     "train_flash_maxsim": (VERMILION, "s"),
     "train_lik": (ORANGE, "D"),
     "train_lik_lowmem": (YELLOW, "D"),

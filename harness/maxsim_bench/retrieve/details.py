@@ -20,7 +20,7 @@ from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.files import replace_file
 
 if TYPE_CHECKING:
-    from maxsim_bench.retrieve.fidelity import Finding
+    from maxsim_bench.retrieve.findings import Finding
 
 REFERENCE = "reference"  # what the others are compared with; also the name of a backend, whose difference is none
 MOVED = 100  # queries told for each backend; the number of all is in the row

@@ -1,4 +1,4 @@
-"""What a fidelity run is asked to do: cells with the names, paths and first stages behind them.
+"""What a fidelity run is asked to do, and how: cells with the names, paths and first stages behind them; settings.
 
 Room: `retrieve`. May import: declare, record, backends.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from maxsim_bench.declare.cell import Cell, Dtype
 from maxsim_bench.declare.experiment import Planned
+from maxsim_bench.retrieve.audit import LIMIT
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,39 @@ class Task:
     encoder_source: str | None = None
     first_stage: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How and where tasks run.
+
+    Attributes:
+        device: "cpu" or "cuda": what ranks.
+        devices: where encoders run; default every visible GPU, or the processor.
+        gpu_name, environment_id, measured_at: recorded in the rows.
+        limit: largest |ΔnDCG@10| of a backend that claims to be exact.
+        data_dir: folder with data sets; default $MAXSIM_BENCH_DATA.
+        isolate: own processes; default on a GPU only.
+        timeout_s: for a data set with all its backends, where isolated.
+        jobs: data sets audited at a time, where isolated; default by processors and device memory.
+        threads: of each of them on the processor; default torch's.
+        runs_dir: write every ranking there as a TREC run file.
+        force: audit again what the store has.
+    """
+
+    device: str
+    gpu_name: str
+    devices: tuple[str, ...] = ()
+    environment_id: str | None = None
+    measured_at: str | None = None
+    limit: float = LIMIT
+    data_dir: Path | None = None
+    isolate: bool | None = None
+    timeout_s: float = 1800.0
+    jobs: int | None = None
+    threads: int | None = None
+    runs_dir: Path | None = None
+    force: bool = False
 
 
 def tasks_of(planned: Iterable[Planned]) -> list[Task]:

@@ -6,6 +6,7 @@ Room: `run`. May import: declare, record, measure, backends.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +15,9 @@ from maxsim_bench.backends.inputs import make_inputs, unit_vectors
 from maxsim_bench.backends.lengths import draw_lengths
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import VARIANT, axis_of
+
+if TYPE_CHECKING:
+    import torch
 
 _BLOCK_DOCUMENTS = 4096
 _BLOCKS_A_SET = 1 << 20  # more blocks than any corpus has, so that no two sets share a seed
@@ -39,11 +43,28 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
     queries = make_inputs(cell.model_copy(update={"B": 1}), device, set_index)
     pinned = axis_of(cell, VARIANT + "host") != "pageable"
     corpus = torch.empty((cell.B, *queries.D.shape[1:]), dtype=queries.D.dtype, pin_memory=pinned)
-    for number, start in enumerate(range(0, cell.B, _BLOCK_DOCUMENTS)):
-        count = min(_BLOCK_DOCUMENTS, cell.B - start)
+    fill_corpus(corpus, cell, device, set_index)
+    return Inputs(Q=queries.Q, D=corpus)
+
+
+def draw_again(used: Inputs, cell: Cell, device: str, set_index: int) -> Inputs | None:
+    """Set `set_index` at the addresses of another, for a dense corpus in host memory; None for all else.
+
+    What `draw_inputs` gives, without a second corpus beside the first and the copy of one onto the other.
+    """
+    if cell.op != "search" or device != "cuda" or cell.layout not in (None, "dense"):
+        return None
+    used.Q.copy_(make_inputs(cell.model_copy(update={"B": 1}), device, set_index).Q)
+    fill_corpus(used.D, cell, device, set_index)
+    return used
+
+
+def fill_corpus(corpus: torch.Tensor, cell: Cell, device: str, set_index: int) -> None:
+    """Overwrite a corpus [B, Ld, d] in host memory with the documents of a set, drawn on `device` block by block."""
+    for number, start in enumerate(range(0, len(corpus), _BLOCK_DOCUMENTS)):
+        count = min(_BLOCK_DOCUMENTS, len(corpus) - start)
         block = make_inputs(cell.model_copy(update={"B": count}), device, (set_index + 1) * _BLOCKS_A_SET + number)
         corpus[start : start + count].copy_(block.D)
-    return Inputs(Q=queries.Q, D=corpus)
 
 
 def _packed_corpus(cell: Cell, device: str, set_index: int) -> Inputs:

@@ -15,6 +15,8 @@ from maxsim_bench.declare.cell import Cell
 
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _TIMEOUT_S = 120.0
+_DENIED = "ERR_NVGPUCTRPERM"  # the driver lets nobody but an administrator read counters
+_denials: list[str] = []  # what the driver said in this process: asking again costs a start of torch and a compilation
 _WARMUP_CALLS = 3  # compilation, and a peer's tuning, happen before the counters run
 
 
@@ -29,6 +31,8 @@ def dram_bytes(cell: Cell, backend: str, device: str) -> tuple[float, float] | s
     ncu = shutil.which("ncu")
     if ncu is None:
         return "ncu is not on the path"
+    if _denials:
+        return _denials[0]
     command = [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
         "--profile-from-start", "off", "--metrics", ",".join(METRICS),
@@ -41,7 +45,11 @@ def dram_bytes(cell: Cell, backend: str, device: str) -> tuple[float, float] | s
     found = parse(done.stdout)
     if found is None:
         lines = (done.stdout + done.stderr).strip().splitlines()
-        return f"ncu counted nothing: {lines[-1] if lines else 'no output'}"[:300]
+        denied = next((line for line in lines if _DENIED in line), None)
+        told = f"ncu counted nothing: {denied or (lines[-1] if lines else 'no output')}"[:300]
+        if denied is not None:
+            _denials.append(told)
+        return told
     return found
 
 

@@ -18,7 +18,7 @@ from maxsim_bench.measure.failures import describe, kind_of
 from maxsim_bench.measure.graphs import CaptureError
 from maxsim_bench.measure.nvml import Conditions, Sampler
 from maxsim_bench.measure.timer import Call, Timing, TimingFailure, time_callables
-from maxsim_bench.run.cell_inputs import draw_inputs, resident_bytes
+from maxsim_bench.run.cell_inputs import draw_again, draw_inputs, resident_bytes
 from maxsim_bench.run.check import (
     DO_NOT_FIT,
     NoRoomError,
@@ -213,6 +213,9 @@ class CellMeasurement:
 
     def _fresh(self, used: Inputs) -> Inputs:
         """New contents at the old addresses where they fit: a backend that caches by address then answers wrongly."""
+        redrawn = draw_again(used, self.cell, self.device, 1)
+        if redrawn is not None:
+            return redrawn
         if not self._room(2 * self.resident, 2 * self.elsewhere):
             return used
         drawn = draw_inputs(self.cell, self.device, 1)
@@ -228,8 +231,16 @@ class CellMeasurement:
         assert self.input_bytes is not None
         cache = (l2_bytes() or 0) if self.device == "cuda" else _CPU_CACHE_BYTES
         wanted = min(_MOST_SETS, max(2, math.ceil(2 * cache / max(self.input_bytes, 1))))
-        prepared = sum(self.outcomes[n].prepare_bytes or 0 for n in self._ok())
-        fitting = [n for n in range(wanted, 0, -1) if self._room(n * (self.resident + prepared), n * self.elsewhere)]
+        readings = [self.outcomes[name] for name in self._ok()]
+        prepared = sum(r.prepare_bytes or 0 for r in readings)
+        # A second set must not take the room that the largest call needs: that call would run out of memory for it.
+        peak = max((r.memory.peak_extra_bytes for r in readings if r.memory is not None), default=0)
+        left = memory.available_bytes(self.device, self.cell.memory_cap) - int(_MARGIN * peak)
+        more = self.resident + prepared  # bytes of a set beyond the first, which is there
+        fitting = [
+            n for n in range(wanted, 0, -1)
+            if self._room(n * more, n * self.elsewhere) and (n == 1 or (n - 1) * more <= left)
+        ]  # fmt: skip
         return fitting[0] if fitting else 1
 
     def _room(self, here: int, in_host_memory: int) -> bool:

@@ -468,15 +468,41 @@ def test_nan_and_infinity_stay_in_their_document(emulate):
         assert np.isnan(scores[:, 7]).all()
 
 
+def repeated(case: Case, kinds: np.ndarray) -> Case:
+    """The case with rows of few kinds, one number a row, so that most maxima come more than once."""
+    rows = eighths(np.random.default_rng(0), int(kinds.max()) + 1, case.d.shape[1])
+    return dataclasses.replace(case, d=rows[kinds])
+
+
+def of_each_tile(found: list[HopperPlan]) -> list[HopperPlan]:
+    """One plan of each tile; a winner goes another way through the lanes where a consumer has 128 rows."""
+    first = {(plan.NC, plan.BM): plan for plan in reversed(found)}
+    assert set(first) == {tile[:2] for tile in PLANS}
+    return list(first.values())
+
+
 def test_winners_among_equals_are_the_first(emulate):
     """Rows of few kinds, so that the greatest comes again in the same thread, in other lanes, parts and tiles."""
-    case = make(2, 7, 32, (0, 400), "packed")
-    kinds = eighths(np.random.default_rng(0), 9, case.d.shape[1])
+    case = make(5, 7, 32, (0, 400), "packed")
     again = np.random.default_rng(1).integers(0, 9, len(case.d))
     for which in (again, np.sort(again), again * 0):
-        equals = dataclasses.replace(case, d=kinds[which])
-        for plan in plans(equals, "packed", argmax=True):
+        equals = repeated(case, which)
+        for plan in of_each_tile(plans(equals, "packed", argmax=True)):
             assert np.array_equal(emulate(plan, equals, argmax=True)[1], equals.expected()[1]), plan
+
+
+@pytest.mark.parametrize(("Nq", "Lq"), [(5, 32), (3, 100)], ids=["queries that share a unit", "sums of 128 rows"])
+def test_documents_that_end_in_one_tile_have_each_their_own_winners(emulate, Nq, Lq):
+    """Dozens of them, some without tokens, one after the other: what is due is closed before it is forgotten."""
+    case = make(Nq, 30, Lq, (0, 6), "packed", masked=True)
+    assert len(case.d) < 128, "all in one tile"
+    assert (np.diff(np.flatnonzero(case.d_lengths == 0)) == 1).any(), "two empty ones in a row"
+    case = repeated(case, np.random.default_rng(2).integers(0, 3, len(case.d)))
+    expected, won = case.expected()
+    for plan in of_each_tile(plans(case, "packed", argmax=True)):
+        scores, winners = emulate(plan, case, argmax=True)
+        assert np.allclose(scores, expected, rtol=1e-6, atol=1e-4), plan
+        assert np.array_equal(winners, won), plan
 
 
 def test_winners_among_nan_are_tokens_of_their_document(emulate):
@@ -498,20 +524,22 @@ def test_winners_among_nan_are_tokens_of_their_document(emulate):
 EDGES = (0, 128, 0, 0, 127, 1, 0, 129, 255, 0, 0, 64, 64, 0)
 
 
+@pytest.mark.parametrize("Nq", [2, 5])
 @pytest.mark.parametrize("kind", ["packed", "padded", "list"])
-def test_documents_end_begin_and_are_empty_at_the_edges_of_tiles(emulate, kind):
+def test_documents_end_begin_and_are_empty_at_the_edges_of_tiles(emulate, kind, Nq):
     """The first and the last one are empty, too: a tile for nobody that only one side walked would be waited for."""
-    case = make(2, len(EDGES), 20, (1, max(EDGES)), "dense")
+    case = make(Nq, len(EDGES), 20, (1, max(EDGES)), "dense")
     n = np.array(EDGES)
     starts = n.cumsum() - n if kind == "packed" else None
     if kind == "list":
         starts = np.array([0, 0, 128, 300, 128, 255, 256, 0, 129, 384, 400, 400, 464, 528])
     case = dataclasses.replace(case, d_starts=starts, d_lengths=n, d=case.d[: n.sum()] if kind == "packed" else case.d)
     expected, won = case.expected()
-    for plan in plans(case, kind, argmax=True):
+    found = plans(case, kind, argmax=True)
+    for plan in found if Nq == 2 else of_each_tile(found):
         scores, _ = emulate(plan, case)
-        found, winners = emulate(plan, case, argmax=True)
-        assert np.array_equal(found, scores), plan
+        beside, winners = emulate(plan, case, argmax=True)
+        assert np.array_equal(beside, scores), plan
         assert np.array_equal(winners, won), plan
         empty = n == 0
         assert np.isneginf(scores[:, empty]).all()

@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 
 import pytest
 
-from maxsim.fused.hopper_plan import CORE_COLUMNS, SHARED_BYTES, SMALL_SUMS_BYTES, UNIT, HopperPlan, plan_shape
+from maxsim.fused import hopper_plan
+from maxsim.fused.hopper_plan import (
+    CORE_COLUMNS,
+    MANY_TILES,
+    SHARED_BYTES,
+    SMALL_SUMS_BYTES,
+    TILE,
+    UNIT,
+    HopperPlan,
+    plan_shape,
+)
 
 SHAPES = [
     {"Nq": Nq, "K": K, "Lq": Lq, "Ld": Ld, "d": d, "shared": shared}
@@ -136,8 +148,60 @@ def test_a_query_that_does_not_fit_travels_with_the_documents():
     assert plan_shape(Nq=1, K=1000, Lq=32, Ld=300, d=1024).QST == 1
 
 
+def tiles(shape: dict, plan: HopperPlan) -> float:
+    """Document tiles that a query group meets in one chunk."""
+    rows = shape.get("sorted_rows")
+    return (plan.docs_per_program * shape["Ld"] if rows is None else rows / plan.blocks) / TILE
+
+
+def held_two(shape: dict, monkeypatch: pytest.MonkeyPatch) -> HopperPlan:
+    """The plan where no number of tiles is many, so that two groups are held wherever they fit."""
+    with monkeypatch.context() as patch:
+        patch.setattr(hopper_plan, "MANY_TILES", math.inf)
+        return plan_shape.__wrapped__(**shape)
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "stages"),
+    [
+        ({"Nq": 64, "K": 47, "Lq": 1024, "Ld": 1024, "d": 128}, 2, 3),
+        ({"Nq": 64, "K": 48, "Lq": 1024, "Ld": 1024, "d": 128}, 1, 5),
+        ({"Nq": 64, "K": 64, "Lq": 1024, "Ld": 1024, "d": 128, "argmax": True}, 1, 5),
+        ({"Nq": 64, "K": 64, "Lq": 1024, "Ld": 1024, "d": 96}, 1, 7),
+        ({"Nq": 64, "K": 300, "Lq": 1024, "Ld": 300, "d": 128, "shared": False}, 1, 5),
+        ({"Nq": 300, "K": 1000, "Lq": 128, "Ld": 512, "d": 128, "sorted_rows": 250_000}, 2, 3),
+        ({"Nq": 300, "K": 1000, "Lq": 128, "Ld": 512, "d": 128, "sorted_rows": 500_000}, 1, 5),
+        ({"Nq": 1024, "K": 1000, "Lq": 32, "Ld": 1024, "d": 128}, 1, 5),  # a chunk a program: there is no next group
+    ],
+)
+def test_a_query_group_that_meets_many_tiles_is_held_alone_beside_a_deeper_ring(shape, groups, stages):
+    plan = plan_shape(**shape)
+    assert (plan.QST, plan.ST, plan.num_stages) == (groups, stages, stages)
+    assert groups == 1 or tiles(shape, plan) < MANY_TILES
+
+
+def test_many_tiles_change_what_is_held_and_how_deep_the_ring_is_and_never_which_tile_or_cut_is_chosen(monkeypatch):
+    """Scores keep their bits and the model's choice stands: what it compares knows nothing of the ring's depth."""
+    deeper = as_before = 0
+    options: tuple[dict, ...] = ({}, {"argmax": True}, {"sorted_rows": 300_000})
+    every_fifth = SHAPES[::5]  # 5 divides no count of values, so each value of each axis stays
+    for shape in (shape | more for shape, more in itertools.product(every_fifth, options)):
+        plan, before = plan_shape(**shape), held_two(shape, monkeypatch)
+        assert replace(plan, QST=before.QST, ST=before.ST, num_stages=before.ST) == before, shape
+        if before.QST < 2 or tiles(shape, plan) < MANY_TILES:
+            assert plan == before, shape
+            as_before += 1
+        else:
+            assert plan.ST >= before.ST, shape
+            assert plan.ST == before.ST or plan.QST == 1, shape
+            deeper += plan.ST > before.ST
+    assert deeper > 10, deeper
+    assert as_before > 10, as_before
+
+
 def test_a_plan_prints_what_it_does():
     text = str(plan_shape(Nq=1, K=1000, Lq=1024, Ld=1024, d=128, ceiling="compute"))
     assert "2 x 128 query rows" in text
     assert "132 programs" in text
     assert "bound by compute" in text
+    assert "5 stages of 128 columns, 1 query group(s) held" in text

@@ -9,6 +9,7 @@ from maxsim_bench.backends import registry
 from maxsim_bench.backends.inputs import make_inputs
 from maxsim_bench.backends.training_loss import loss_of
 from maxsim_bench.backends.training_reference import reference_step
+from maxsim_bench.backends.training_torch import TrainEager
 from maxsim_bench.declare.cell import Cell
 
 STEPS = ("train_eager", "train_fused", "train_recompute")
@@ -42,6 +43,33 @@ def test_a_step_returns_loss_and_gradients_of_the_reference_in_the_shape_of_the_
     assert dD.shape == inputs.D.shape
 
 
+@pytest.mark.parametrize("checkpoint", [False, True])
+def test_the_published_eager_step_is_the_references_where_nothing_ties(checkpoint):
+    c = cell(chunk=3)
+    backend, inputs = TrainEager("e", checkpoint=checkpoint, winners="one"), make_inputs(c, "cpu")
+    for got, want in zip(backend.prepare(c, inputs)(), reference_step(c, inputs)(), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("winners", "rows"), [("all", [0.5, 0.5]), ("one", [1.0, 0.0])])
+def test_a_tie_s_gradient_is_shared_by_amax_and_goes_to_one_token_by_max(winners, rows):
+    c = cell(Nq=1, B=1, Lq=1, Ld=2, d=16, variant="loss=sum")
+    inputs = make_inputs(c, "cpu")
+    inputs.D[0, 1] = inputs.D[0, 0]
+    _, _, dD = TrainEager("e", winners=winners).prepare(c, inputs)()
+    torch.testing.assert_close(dD[0], torch.tensor(rows)[:, None] * inputs.Q[0, 0])
+
+
+def test_the_published_eager_step_takes_no_padding_and_has_a_version_of_its_own():
+    backends = registry.backends()
+    published, ours = backends["train_eager_max_tf32"], backends["train_eager_tf32"]
+    masked = cell(layout="masked", length_distribution="uniform:1:20")
+    assert "one length" in (published.supports(masked, "cuda") or "")
+    assert published.supports(cell(), "cuda") is None
+    assert ours.supports(masked, "cuda") is None
+    assert published.version() != ours.version()
+
+
 def test_a_second_call_computes_anew():
     c = cell()
     call = registry.backends()["train_fused"].prepare(c, make_inputs(c, "cpu"))
@@ -53,7 +81,7 @@ def test_a_second_call_computes_anew():
 
 def test_every_training_backend_refuses_a_forward_cell_and_a_piece_is_refused_by_whole_steps():
     training = {n: b for n, b in registry.backends().items() if n.startswith("train_")}
-    assert len(training) == 15
+    assert len(training) == 17
     for backend in training.values():
         assert backend.supports(cell(op="forward"), "cuda") is not None
     piece = cell(variant="loss=sum;stage=dq")

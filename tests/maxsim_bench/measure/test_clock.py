@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any, get_args
 import pytest
 
 from maxsim_bench.declare.cell import TimingPolicy
+from maxsim_bench.measure import clock
 from maxsim_bench.measure.clock import EventMeter, HostMeter, Policy, lead_ms, meter_for
 from maxsim_bench.report.axes import PREFERRED
 from maxsim_bench.report.names import POLICIES
@@ -28,6 +30,8 @@ class Device:
     lines: OrderedDict[int, bool] = field(default_factory=OrderedDict)  # address → written, and not in memory yet
     allocated: int = 0
     log: list[str] = field(default_factory=list)
+    slept: list[float] = field(default_factory=list)  # cycles of every kernel that keeps the stream busy
+    still_busy: list[bool] = field(default_factory=list)  # when asked for the first time, the second, ...; then no more
 
     def touch(self, address: int, *, write: bool) -> None:
         if address in self.lines:
@@ -54,7 +58,7 @@ class Device:
                 current_device=lambda: 0,
                 get_device_properties=lambda index: SimpleNamespace(L2_cache_size=L2_LINES * LINE),
                 Event=lambda enable_timing=False: Event(self),
-                _sleep=lambda cycles: None,
+                _sleep=self.slept.append,
                 synchronize=lambda: None,
             ),
         )
@@ -86,7 +90,7 @@ class Event:
         self.at = self.device.now
 
     def query(self) -> bool:
-        return True
+        return not (self.device.still_busy and self.device.still_busy.pop(0))
 
     def elapsed_time(self, end: Event) -> float:
         return end.at - self.at
@@ -159,3 +163,31 @@ def test_what_is_timed_what_is_declared_and_what_is_shown_know_the_same_policies
 )
 def test_a_call_that_may_have_waited_for_the_host_gets_the_whole_lead(calls, enqueue_ms, device_ms, lead) -> None:
     assert lead_ms(calls, enqueue_ms, device_ms) == pytest.approx(lead)
+
+
+def test_a_block_gets_the_lead_that_the_blocks_before_it_call_for(device: Device, monkeypatch) -> None:
+    """Four calls that the host enqueues in 8 ms: of 10 ms on the device in the first block, of 1 ms from then on."""
+    host = itertools.count(step=8_000_000)
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: next(host)))
+    meter = EventMeter("warm_l2")
+    cycles_per_ms = device.slept[0] / 1e-3  # of a device that calibrates in no time, taken for a microsecond
+    device.slept.clear()
+
+    def call(ms: float) -> None:
+        device.now += ms
+
+    for ms in (10.0, 1.0, 1.0):
+        meter.block([lambda ms=ms: call(ms)] * 4)  # type: ignore[misc]
+    leads = [cycles / cycles_per_ms for cycles in device.slept]
+    assert leads == pytest.approx([lead_ms(4, 0.1, 0.0), lead_ms(4, 1.05, 10.0), lead_ms(4, 1.525, 1.0)])
+    assert leads == pytest.approx([0.6, 1.5, 9.15])
+
+
+@pytest.mark.parametrize(("still_busy", "starved"), [([False, True], 0), ([True, False], 1), ([True, True], 0)])
+def test_a_block_is_starved_where_the_device_had_nothing_to_do_before_its_last_call(
+    device: Device, still_busy: list[bool], starved: int
+) -> None:
+    meter = EventMeter("warm_l2")
+    device.still_busy = still_busy
+    meter.block([lambda: None] * 2)
+    assert (meter.blocks, meter.starved) == (1, starved)

@@ -18,7 +18,8 @@ from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report.claims import Paper, ledger, read_paper
 from maxsim_bench.report.claims.ledger import VERDICTS, Entry
 from maxsim_bench.report.claims.match import Index, NoAnswer, answer
-from maxsim_bench.report.claims.paper import Claim
+from maxsim_bench.report.claims.paper import Claim, Kept, Peak
+from maxsim_bench.report.claims.values import footprint
 from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.load import ReportError, Results, load
 
@@ -150,6 +151,120 @@ def test_a_peak_is_read_as_published_and_as_a_footprint(paper: Paper, colpali: R
     assert f"{(row.peak_extra_bytes + row.input_bytes) / 1e9:.3f}"[:5] in entry.reading
 
 
+def test_a_block_that_the_published_loop_still_held_is_told_beside_what_was_measured(paper: Paper, made: Any) -> None:
+    """Two blocks of 1024 documents were alive there, one is here: the verdict is on that one."""
+    at = made.cell("frontier_chunked", Lq=1024, Ld=1024, B=10_000, chunk=1024)
+    rows = [
+        made.modelled(at, backend).model_copy(update={"input_bytes": 2_621_440_000 + 2**18, "peak_extra_bytes": extra})
+        for backend, extra in (("chunked", 2**31), ("flash_maxsim", 40_000))
+    ]
+    whole = claim(
+        paper_element="tab:fwd_chunked", experiment="frontier_chunked", backend="chunked_fp16", B=10_000,
+        metric="peak_gb", unit="GB", value="7.02", variant="shape=ColPali;chunk=1024",
+    )  # fmt: skip
+    peak = verdict(whole, paper, made.results(rows))
+    assert float(peak.measured) == pytest.approx((2_621_440_000 + 2**18 + 100 * 2**20 + 2**31) / 1e9, rel=1e-3)
+    assert "without that: 4.769 GB" in peak.reading
+    assert "holds a block until the next one is made; with it, by its size: 7.022 GB" in peak.reading
+    ratio = {"metric": "memory_ratio", "unit": "x", "value": "2.57", "backend": "fused", "baseline": "chunked_fp16"}
+    told = verdict(whole.model_copy(update={**ratio, "variant": "shape=ColPali"}), paper, made.results(rows))
+    assert told.verdict == "differs"
+    assert "with it, by its size: 2.575 x" in told.reading
+
+
+@pytest.mark.parametrize(("documents", "kept"), [(10_000, 1024), (1500, 476), (1024, 0), (1000, 0)])
+def test_the_block_before_is_no_larger_than_what_was_left(made: Any, documents: int, kept: int) -> None:
+    loop = Kept(tensor="former_block", element_bytes=2, why="w")
+    row = made.modelled(made.cell(B=documents, Lq=8, Ld=16, chunk=1024), "chunked")
+    bare, held = (
+        footprint(row, Peak(resident=(), kept={"chunked": loop}, kept_counts=counts)) for counts in (False, True)
+    )
+    assert held - bare == kept * 8 * 16 * 2
+
+
+def test_the_published_step_holds_its_similarities_through_the_backward_pass(paper: Paper, made: Any) -> None:
+    at = made.cell("memory_audit", op="training_step", Nq=64, B=64, Lq=1024, Ld=1024, variant="loss=sum")
+    similarities = 4 * 64 * 64 * 1024 * 1024
+    row = made.modelled(at, "fused").model_copy(
+        update={"backend": "train_eager_max_tf32", "input_bytes": 2**25, "peak_extra_bytes": 2 * similarities}
+    )
+    one = claim(
+        paper_element="tab:mem_audit", experiment="training_step", backend="eager_fp32", Nq=64, B=64, metric="peak_gb",
+        value="51.6573", unit="GB",
+    )  # fmt: skip
+    told = verdict(one, paper, made.results([row]))
+    assert float(told.measured) == pytest.approx((2 * similarities + 2**25) / 1e9, rel=1e-3)
+    assert "with it, by its size: 51.57 GB" in told.reading
+
+
+@pytest.mark.parametrize(
+    ("published", "measured", "expected"),
+    [("0.0", 2.9e-6, "holds"), ("0.0", 5.1e-5, "differs"), ("0.0001", 1.37e-4, "holds"), ("0.0001", 1.6e-4, "differs")],
+)
+def test_an_error_that_was_rounded_when_it_was_published_is_compared_rounded_alike(
+    paper: Paper, made: Any, published: str, measured: float, expected: str
+) -> None:
+    row = made.modelled(made.cell("fat_embeddings", B=128, Lq=1024, Ld=1024), "flash_maxsim")
+    results = made.results([row.model_copy(update={"max_abs_err": measured})])
+    one = claim(
+        paper_element="tab:fat_emb_cliff", experiment="fat_embeddings", B=128, metric="max_abs_err", value=published
+    )
+    told = verdict(one, paper, results)
+    assert (told.verdict, told.why.endswith("rounded to 4 decimals")) == (expected, True)
+    assert "unrounded: differs" in told.reading
+    elsewhere = verdict(
+        one.model_copy(update={"paper_element": "sec:correctness", "experiment": "correctness"}), paper, results
+    )
+    assert "rounded" not in elsewhere.reading
+
+
+def test_sixteen_bit_compilation_answers_nothing_about_tf32(paper: Paper, made: Any) -> None:
+    at = made.cell("compile_audit", Lq=1024, Ld=1024, memory_cap=85_000_000_000)
+    fused = made.modelled(made.cell("memory_scaling", Lq=1024, Ld=1024), "flash_maxsim")
+    results = made.results([made.modelled(at, "compiled"), fused])
+    scaling = {
+        "paper_element": "fig:scaling", "experiment": "memory_scaling", "gpu": "A100-40GB", "metric": "peak_gb",
+        "unit": "GB", "backend": "compile_no_cudagraphs",
+    }  # fmt: skip
+    half = verdict(claim(**scaling, dtype="fp16"), paper, results)
+    assert (half.measured_by, "in a process of its own" in half.reading) == ("compiled", True)
+    full = verdict(claim(**scaling, dtype="fp32_tf32"), paper, results)
+    assert (full.verdict, full.command) == ("not measured", "")
+    assert "FP16 operands only" in full.why
+    ratio = {**scaling, "metric": "speedup", "backend": "fused", "baseline": "compile_no_cudagraphs"}
+    over = verdict(claim(**ratio, variant="shape=ColPali;fp32 baseline"), paper, results)
+    assert (over.verdict, over.why.split(" was ")[0]) == ("not measured", "the baseline compile_no_cudagraphs")
+
+
+def test_a_ratio_whose_baseline_is_missing_is_measured_with_its_whole_cell(paper: Paper, made: Any) -> None:
+    """Measured alone, the baseline would take no turns with the rows that are there."""
+    at = made.cell("compile_audit", Lq=1024, Ld=1024, memory_cap=85_000_000_000)
+    one = claim(paper_element="tab:fwd", metric="speedup", unit="x", baseline="compile_max_autotune")
+    told = verdict(one, paper, made.results([made.modelled(at, "flash_maxsim")]))
+    assert told.why == "the baseline compile_max_autotune was not measured on the same cell"
+    assert told.command.startswith("maxsim-bench run compile_audit ")
+    assert told.command.endswith("--force")
+    assert "--backend" not in told.command
+    bytes_only = verdict(
+        one.model_copy(update={"metric": "memory_ratio"}), paper, made.results([made.modelled(at, "flash_maxsim")])
+    )
+    assert "--backend compiled_graphs_tf32" in bytes_only.command
+
+
+def test_what_stands_for_the_published_package_is_told_only_where_it_does(paper: Paper, made: Any) -> None:
+    at = made.cell(
+        "precision_bf16", Nq=4, B=4, Lq=1024, Ld=1024, dtype="bf16", layout="masked",
+        length_distribution="uniform:512:1024", variant="query_lengths=half;reference=unrounded",
+    )  # fmt: skip
+    rows = {backend: made.modelled(at, backend) for backend in ("flash_maxsim", "fused")}
+    one = claim(
+        paper_element="sec:bf16", experiment="precision_bf16", Nq=4, B=4, dtype="bf16", metric="max_abs_err",
+        variant="shape=ColPali;mask=light",
+    )  # fmt: skip
+    both, ours = (verdict(one, paper, made.results(kept)) for kept in (list(rows.values()), [rows["fused"]]))
+    assert ("ours stands for it" in both.reading, "ours stands for it" in ours.reading) == (False, True)
+
+
 def test_a_range_takes_the_low_end_over_its_cells(paper: Paper, made: Any) -> None:
     cells = [
         made.cell("frontier_chunked", B=B, Lq=Lq, Ld=1024, chunk=1024) for B in (10_000, 20_000) for Lq in (512, 1024)
@@ -214,7 +329,8 @@ def test_what_is_missing_is_told_with_the_command_that_measures_it(paper: Paper,
     told = verdict(claim(), paper, made.results([]))
     assert told.why == "flash_maxsim is declared for it in forward, no row of it yet"
     assert told.command.startswith("maxsim-bench run forward --profile paper --backend flash_maxsim --where Nq=1")
-    beyond = verdict(claim(paper_element="fig:scaling", experiment="memory_scaling", B=3000), paper, made.results([]))
+    frontier = {"paper_element": "App. serving frontier", "experiment": "serving_frontier", "Lq": 1030, "Ld": 1030}
+    beyond = verdict(claim(**frontier, B=96_000), paper, made.results([]))
     assert (beyond.why.endswith("beyond the profile paper"), "--profile full" in beyond.command) == (True, True)
 
 
@@ -237,7 +353,9 @@ def test_every_claim_without_a_number_has_a_reason_and_every_command_measures_so
         assert select(grid, parse_where(wanted.get("--where", [])), wanted.get("--backend", [])), command
     assert [e.claim_id for e in missing if "would be its place" in e.why] == []
     silent = {e.element for e in missing if not e.command}
-    assert silent <= {"App. complete pipeline", "tab:splitd_perf", "tab:varlen", "tab:fullstep", "tab:batchquality"}
+    assert silent <= {
+        "App. complete pipeline", "fig:scaling", "tab:splitd_perf", "tab:varlen", "tab:fullstep", "tab:batchquality",
+    }  # fmt: skip
 
 
 def test_a_reason_that_holds_whatever_was_measured_is_not_overruled_by_rows(paper: Paper, made: Any) -> None:
@@ -498,7 +616,7 @@ def test_rows_that_never_took_turns_are_to_be_measured_again_together(paper: Pap
     entry = verdict(one, paper, _measured_twice(tmp_path, made, both_then=False))
     assert (entry.verdict, entry.why) == (
         "not measured",
-        "flash_maxsim and eager share no rounds, so no ratio can be paired",
+        "flash_maxsim and eager were measured in different runs, never in turn: no ratio can be paired",
     )
     assert entry.command.startswith("maxsim-bench run forward")
     assert entry.command.endswith("--force")

@@ -20,9 +20,9 @@ from maxsim_bench.retrieve import details, fidelity, isolate
 from maxsim_bench.retrieve.audit import limit_of
 from maxsim_bench.retrieve.dataset import DataError
 from maxsim_bench.retrieve.encoders.registry import EncoderKind, encoder_kinds
-from maxsim_bench.retrieve.fidelity import Settings, run_fidelity
+from maxsim_bench.retrieve.fidelity import run_fidelity
 from maxsim_bench.retrieve.isolate import Abandoned, Dead, in_own_process
-from maxsim_bench.retrieve.tasks import plan_tasks
+from maxsim_bench.retrieve.tasks import Settings, plan_tasks
 from maxsim_bench.retrieve.trec import read_run
 
 WORDS = [

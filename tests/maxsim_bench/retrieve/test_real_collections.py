@@ -8,8 +8,8 @@ import pytest
 
 from maxsim_bench.record.store import Store
 from maxsim_bench.retrieve.datasets.registry import load_dataset
-from maxsim_bench.retrieve.fidelity import Settings, run_fidelity
-from maxsim_bench.retrieve.tasks import plan_tasks
+from maxsim_bench.retrieve.fidelity import run_fidelity
+from maxsim_bench.retrieve.tasks import Settings, plan_tasks
 
 
 @pytest.mark.data

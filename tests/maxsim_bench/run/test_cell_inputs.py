@@ -7,7 +7,7 @@ import torch
 
 from maxsim_bench.backends.lengths import draw_lengths
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.run.cell_inputs import draw_inputs, resident_bytes
+from maxsim_bench.run.cell_inputs import draw_again, draw_inputs, fill_corpus, resident_bytes
 
 CELL = Cell(
     experiment="t", gpu="h200", op="search", Nq=3, B=9000, Lq=5, Ld=60, d=24, dtype="fp16", layout="packed", k=4,
@@ -35,3 +35,34 @@ def test_a_processor_searches_where_the_documents_are() -> None:
     made = draw_inputs(CELL.model_copy(update={"B": 20}), "cpu", 0)
     assert made.D.device.type == made.Q.device.type == "cpu"
     assert not made.D.is_pinned()
+
+
+def test_a_corpus_is_filled_block_by_block_with_the_documents_of_a_set() -> None:
+    cell = CELL.model_copy(update={"layout": "dense", "length_distribution": None, "B": 5000, "Ld": 2, "d": 4})
+    first, again, other = (torch.full((5000, 2, 4), float("nan"), dtype=torch.float16) for _ in range(3))
+    for corpus, index in ((first, 0), (again, 0), (other, 1)):
+        fill_corpus(corpus, cell, "cpu", index)
+    assert torch.equal(first, again)
+    assert not (first == other).all(dim=(1, 2)).any(), "no document is in both sets"
+    assert torch.allclose(first.float().norm(dim=-1), torch.ones(5000, 2), atol=2e-3)
+    assert not torch.equal(first[:904], first[4096:]), "blocks differ"
+
+
+@pytest.mark.gpu
+def test_a_set_drawn_again_is_that_set_at_the_old_addresses() -> None:
+    cell = CELL.model_copy(update={"layout": "dense", "length_distribution": None})
+    used, fresh = draw_inputs(cell, "cuda", 0), draw_inputs(cell, "cuda", 1)
+    places = [t.data_ptr() for t in used.tensors()]
+    again = draw_again(used, cell, "cuda", 1)
+    assert again is not None
+    assert [t.data_ptr() for t in again.tensors()] == places
+    assert all(torch.equal(a, b) for a, b in zip(again.tensors(), fresh.tensors(), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("changes", "device"), [({"op": "forward"}, "cuda"), ({}, "cuda"), ({"layout": "dense"}, "cpu")]
+)
+def test_only_a_dense_corpus_in_host_memory_is_drawn_again_in_place(changes: dict[str, str], device: str) -> None:
+    cell = CELL.model_copy(update={"B": 20})
+    used = draw_inputs(cell, "cpu", 0)
+    assert draw_again(used, cell.model_copy(update=changes), device, 1) is None

@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.measure.memory import MemoryReading
 from maxsim_bench.measure.timer import TimingBudget
 from maxsim_bench.record.row import MEASURED, Row
 from maxsim_bench.run.executor import LocalExecutor
-from maxsim_bench.run.protocol import CellRequest, CellResult, WorkerSetup
+from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, WorkerSetup
 from maxsim_bench.run.session import CellSession
 
 QUICK = TimingBudget(seconds=0.02, min_samples=8, max_samples=60, warmup_seconds=0.01, check_seconds=0.005)
@@ -199,6 +200,28 @@ def test_inputs_are_let_go_of_before_they_are_made_again(measure: Measure, monke
     monkeypatch.setattr(measure_cell, "draw_inputs", watched)
     measure("overwrites", "honest")
     assert alive[:2] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("peak", "sets"),
+    [(0, 2), (50 << 30, 2), (64 << 30, 1), (200 << 30, 1)],
+)
+def test_a_second_set_of_inputs_leaves_room_for_the_largest_call(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, peak: int, sets: int
+) -> None:
+    """8 GiB of inputs under 79 GiB: a call that takes 64 runs beside one set of them, and not beside two."""
+    import measured_backends
+
+    from maxsim_bench.run import measure_cell
+
+    monkeypatch.setattr(measure_cell.memory, "available_bytes", lambda *_: (79 << 30) - (8 << 30))
+    monkeypatch.setattr(measure_cell, "l2_bytes", lambda: 50 << 20)
+    hello = Hello("cuda", "card", "h200", {}, "environment")
+    request = CellRequest(make_cell(), ("honest",), {"honest": "1"}, "honest", budget=QUICK)
+    measuring = measure_cell.CellMeasurement(request, hello, measured_backends.get, lambda _: None)
+    measuring.input_bytes = measuring.resident = 8 << 30
+    measuring.outcomes["honest"].memory = MemoryReading(peak, peak, 0)
+    assert measuring._count_sets() == sets
 
 
 def test_five_bad_cells(make_cell: Callable[..., Cell]) -> None:

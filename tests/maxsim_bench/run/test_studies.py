@@ -62,6 +62,7 @@ def test_a_raw_page_is_summed_over_its_kernels_and_its_row_of_units_is_not_one()
 def test_what_keeps_counters_from_being_read_is_told(
     make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(counters, "_denials", [])
     monkeypatch.setattr(counters.shutil, "which", lambda name: None)
     assert dram_bytes(make_cell(), "eager", "cuda") == "ncu is not on the path"
     monkeypatch.setattr(counters.shutil, "which", lambda name: "/bin/ncu")
@@ -75,5 +76,8 @@ def test_what_keeps_counters_from_being_read_is_told(
     assert dram_bytes(make_cell(), "eager", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
     assert Cell.model_validate_json(commands[0][-2]) == make_cell()
     assert commands[0][-1] == "eager"
+    assert dram_bytes(make_cell(), "fused", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
+    assert len(commands) == 1, "who may not read counters for one backend may not for the next"
+    monkeypatch.setattr(counters, "_denials", [])
     monkeypatch.setattr(counters.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a[0], 0, PAGE, ""))
     assert dram_bytes(make_cell(), "eager", "cuda") == parse(PAGE)

@@ -16,7 +16,7 @@ from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.claims.match import Answer, Index, NoAnswer, answer, baseline_rows
 from maxsim_bench.report.claims.paper import Claim, Paper, Peak, Tolerance
-from maxsim_bench.report.claims.unmeasured import reason
+from maxsim_bench.report.claims.unmeasured import declared_together, reason
 from maxsim_bench.report.claims.values import Asked, NoValue, arithmetic, value
 from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.load import Results
@@ -160,14 +160,21 @@ def _found(claim: Claim, context: _Context) -> _Found:
 def _remedy(claim: Claim, context: _Context, *, again: bool) -> str:
     """The command for a number that the rows lack: measures the baseline, or everything on the cell again and in turn.
 
-    Half a cell is not measured again: what shared rounds with it would share them no longer.
+    Half a cell is not measured again: what shared rounds with it would share them no longer. A baseline that is added
+    to a cell whose other rows are there would share none either.
     """
+    paper, declared = context.paper, context.declared
     if again:
         whole = claim.model_copy(update={"baseline": claim.baseline or claim.backend})
-        command = reason(whole, context.paper, context.declared).command
+        command = reason(whole, paper, declared).command
         return f"{command} --force" if command else ""
-    base = claim.model_copy(update={"backend": claim.baseline, "baseline": ""}) if claim.baseline else claim
-    return reason(base, context.paper, context.declared).command
+    if not claim.baseline:
+        return reason(claim, paper, declared).command
+    base = claim.of_baseline()
+    if claim.metric == "speedup" and declared_together(claim, base, paper, declared):
+        command = reason(base.model_copy(update={"baseline": claim.backend}), paper, declared).command
+        return f"{command} --force" if command else ""
+    return reason(base, paper, declared).command
 
 
 def _judged(claim: Claim, context: _Context) -> _Found:
@@ -198,21 +205,38 @@ def _judged(claim: Claim, context: _Context) -> _Found:
         told.verdict = "other hardware"
         told.why = f"{told.measured} {claim.unit} here, {claim.value} {claim.unit} there"
         return told
-    told.comparable = (
-        "yes: same card" if cards == {claim.gpu.lower()} else f"yes: {tolerance.name} compares across cards"
-    )
+    fill = paper.fill(claim)
+    if fill is not None and fill.why:
+        told.comparable = f"in part: {fill.why}"
+    elif cards == {claim.gpu.lower()}:
+        told.comparable = "yes: same card"
+    else:
+        told.comparable = f"yes: {tolerance.name} compares across cards"
     told.verdict, told.why = _compare(claim, claim.number, measured, tolerance)
+    return _as_printed(claim, told, measured, context.paper)
+
+
+def _as_printed(claim: Claim, told: _Found, measured: float, paper: Paper) -> _Found:
+    """Where the published number was rounded before it was written down, the measured one is rounded alike."""
+    printed, tolerance = paper.printed(claim), paper.tolerances[claim.metric]
+    if printed is None or claim.number is None:
+        return told
+    exact = f"{told.verdict} ({told.why})"
+    told.verdict, why = _compare(claim, claim.number, round(measured, printed.decimals), tolerance)
+    told.why = f"{why}, rounded to {printed.decimals} decimals"
+    told.also(f"{printed.why}; unrounded: {exact}")
     return told
 
 
 def _told(found: Answer, index: Index) -> _Found:
     first = found.rows[0]
+    instead = found.who.instead if found.backend not in found.who.answers[:1] else ""
     return _Found(
         measured_by=names.backend(found.backend),
         measured_on=", ".join(sorted({names.card(row.cell.gpu) for row in found.rows})),
         cell=first.cell.hash() if len(found.rows) == 1 else f"{len(found.rows)} cells",
         source=", ".join(sorted({index.sources[row.key] for row in found.rows})),
-        reading="; ".join(dict.fromkeys(n for n in (found.rule.note, found.who.note) if n)),
+        reading="; ".join(dict.fromkeys(n for n in (found.rule.note, found.who.note, instead) if n)),
     )
 
 
@@ -254,22 +278,38 @@ def _beside(claim: Claim, told: _Found, found: Answer, context: _Context) -> Non
             told.ours_by = names.backend(found.beside[0].backend)
         except NoValue:
             told.ours = ""
-    peak, fill = context.paper.peak(claim), context.paper.fill(claim)
+    fill = context.paper.fill(claim)
     told.also(fill.why if fill is not None else "")
-    bases = baseline_rows(found.rows, claim, context.paper, context.index) if claim.metric == "speedup" else []
-    if any(base is not None and base.cell != row.cell for row, base in zip(found.rows, bases, strict=False)):
+    bases = baseline_rows(found.rows, claim, context.paper, context.index) if claim.baseline else []
+    if claim.metric == "speedup" and any(
+        base is not None and base.cell != row.cell for row, base in zip(found.rows, bases, strict=False)
+    ):
         told.also("a ratio of medians: the baseline was measured on a cell of its own")
-    if any(
+    if claim.metric == "speedup" and any(
         base is not None and _replaced(claim, row, base, found, context)
         for row, base in zip(found.rows, bases, strict=False)
     ):
         told.also("the baseline as it was timed in turn with this row; it was measured again later, without it")
-    if claim.metric in ("peak_gb", "memory_ratio") and (peak.bytes or "fp32_inputs" in peak.resident):
+    if claim.metric in ("peak_gb", "memory_ratio"):
+        _read_otherwise(claim, told, found, bases, context)
+
+
+def _read_otherwise(claim: Claim, told: _Found, found: Answer, bases: Sequence[Row | None], context: _Context) -> None:
+    """The number without what the published peak counts beside the call, and with what its script kept beside that."""
+    peak = context.paper.peak(claim)
+    backends = {row.backend for row in (*found.rows, *bases) if row is not None}
+    kept = [kept.why for backend, kept in peak.kept.items() if backend in backends]
+    readings = []
+    if peak.bytes or "fp32_inputs" in peak.resident:
+        readings.append((f"as published ({peak.why}); without that", FOOTPRINT))
+    if kept:
+        readings.append((f"{'; '.join(kept)}; with it, by its size", peak.model_copy(update={"kept_counts": True})))
+    for words, reading in readings:
         try:
-            bare = _number(claim, found.rows, found, context, FOOTPRINT)
+            number = _number(claim, found.rows, found, context, reading)
         except NoValue:
-            return
-        told.also(f"as published ({peak.why}); without that: {names.number(bare, 4)} {claim.unit}")
+            continue
+        told.also(f"{words}: {names.number(number, 4)} {claim.unit}")
 
 
 def _replaced(claim: Claim, row: Row, base: Row, found: Answer, context: _Context) -> bool:
@@ -349,7 +389,8 @@ def _judged_status(claim: Claim, found: Answer, told: _Found, paper: Paper) -> _
     told.comparable = "yes: the same number of bytes may be used"
     fitted = "oom" if row.status in _FAILED_FITS else row.status
     if fitted == claim.value:
-        told.verdict, told.why = "holds", "the same outcome"
+        not_run = f": not run, {row.error}" if row.status == "skipped" else ""
+        told.verdict, told.why = "holds", f"the same outcome{not_run}"
     elif claim.value == "oom" and fitted == "ok":
         told.verdict, told.why = "better", "it fits here"
     else:

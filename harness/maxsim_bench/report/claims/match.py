@@ -96,7 +96,7 @@ def answering(claim: Claim, paper: Paper) -> list[tuple[Rule, Answering]]:
     found = []
     for rule in paper.rules(claim):
         who = paper.mapping.backends[rule.backends].get(claim.backend)
-        if who is not None:
+        if who is not None and (not who.of_dtype or claim.dtype in who.of_dtype):
             found.append((rule, who))
     return found
 
@@ -111,7 +111,7 @@ def baseline_rows(rows: Sequence[Row], claim: Claim, paper: Paper, index: Index)
 
     None where it was not measured. Times of two cells were not taken in turn, so their ratio is one of medians.
     """
-    theirs = claim.model_copy(update={"backend": claim.baseline, "baseline": ""})
+    theirs = claim.of_baseline()
     found: list[Row | None] = []
     for row in rows:
         base = next((b for b in _on_the_same_cell(row, theirs, paper, index) if b is not None), None)

@@ -61,6 +61,13 @@ class Claim(_Strict):
         parts = (part.partition("=") for part in self.variant.split(";") if part)
         return {name.strip(): value.strip() for name, _, value in parts}
 
+    def of_baseline(self) -> Claim:
+        """The same number of the claim's baseline; "fp32 baseline" among the variants is its dtype."""
+        changes: dict[str, str] = {"backend": self.baseline, "baseline": ""}
+        if "fp32 baseline" in self.variants:
+            changes["dtype"] = "fp32_tf32"
+        return self.model_copy(update=changes)
+
     @property
     def published_on(self) -> str:
         """Card, backend and shape for a reader."""
@@ -102,7 +109,10 @@ class Answering(_Strict):
         dtype, cell: of the cells that count; a condition is written as in an experiment's `when`.
         fastest: of several rows the fastest answers (a block or a compiler flavour that is the best of a sweep).
         extra: metric → key of the row's `extra` that holds it.
-        note: in what this backend differs from the published one.
+        note: in what this backend differs from the published one; instead: the same of those after the first in
+            `answers`, which stand for it where it has no row.
+        of_dtype: of the claims that it answers; all if none is named (a backend that multiplies in 16 bits says nothing
+            about a claim on TF32).
     """
 
     answers: tuple[str, ...]
@@ -113,6 +123,8 @@ class Answering(_Strict):
     fastest: bool = False
     extra: dict[str, str] = {}
     note: str = ""
+    instead: str = ""
+    of_dtype: tuple[str, ...] = ()
 
 
 class Rule(_Strict):
@@ -168,7 +180,7 @@ class Unmeasured(_Strict):
     """Why no row answers some claims, and the command that would measure them; empty lists mean all.
 
     Attributes:
-        elements, metrics, backends, datasets: which claims; variants: variant → values.
+        elements, metrics, backends, dtypes, datasets: which claims; variants: variant → values.
         hard: the reason holds whatever rows there are (a quality on synthetic embeddings).
         command: none where nobody outside can measure it (a data sheet, a private record).
     """
@@ -176,6 +188,7 @@ class Unmeasured(_Strict):
     elements: tuple[str, ...]
     metrics: tuple[str, ...] = ()
     backends: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     variants: dict[str, tuple[str, ...]] = {}
     hard: bool = False
@@ -186,19 +199,50 @@ class Unmeasured(_Strict):
         """Whether the claim is one of these."""
         named = (
             (self.elements, claim.paper_element), (self.metrics, claim.metric), (self.backends, claim.backend),
-            (self.datasets, claim.dataset),
+            (self.dtypes, claim.dtype), (self.datasets, claim.dataset),
         )  # fmt: skip
         if any(known and value not in known for known, value in named):
             return False
         return all(claim.variants.get(name) in values for name, values in self.variants.items())
 
 
+class Kept(_Strict):
+    """A tensor of similarities that the published script kept by a name while the next one was made, as ours does not.
+
+    Attributes:
+        tensor: all similarities of a step, or those of the block before.
+        element_bytes: of one similarity.
+        why: as a reader is told.
+    """
+
+    tensor: Literal["similarities", "former_block"]
+    element_bytes: int
+    why: str
+
+
 class Peak(_Strict):
-    """What a published peak counts beside what a call allocates."""
+    """What a published peak counts beside what a call allocates.
+
+    Attributes:
+        resident, bytes, why: counted with every reading.
+        kept: by our backend, what its namesake kept. A verdict is on bytes that were measured, so this is told beside
+            it, by its size; `kept_counts` asks for that reading.
+    """
 
     resident: tuple[Literal["inputs", "prepared", "own", "fp32_inputs"], ...]
     bytes: int = 0
     why: str = ""
+    kept: dict[str, Kept] = {}
+    kept_counts: bool = False
+
+
+class Printed(_Strict):
+    """Numbers that a script rounds before it writes them: a measured one is compared rounded alike."""
+
+    elements: tuple[str, ...]
+    metrics: tuple[str, ...]
+    decimals: int
+    why: str
 
 
 class Correspondence(_Strict):
@@ -211,6 +255,7 @@ class Correspondence(_Strict):
     fill: tuple[Fill, ...] = ()
     unmeasured: tuple[Unmeasured, ...] = ()
     peaks: dict[str, Peak]
+    printed: tuple[Printed, ...] = ()
 
 
 class Element(_Strict):
@@ -248,6 +293,12 @@ class Paper:
         """The cells that an incomplete claim speaks of."""
         return next(
             (f for f in self.mapping.fill if (f.element, f.experiment) == (claim.paper_element, claim.experiment)), None
+        )
+
+    def printed(self, claim: Claim) -> Printed | None:
+        """To how many decimals the claim's number was rounded, where its script rounds it."""
+        return next(
+            (p for p in self.mapping.printed if claim.paper_element in p.elements and claim.metric in p.metrics), None
         )
 
     def peak(self, claim: Claim) -> Peak:

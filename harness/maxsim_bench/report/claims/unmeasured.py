@@ -38,6 +38,8 @@ def reason(claim: Claim, paper: Paper, declared: Declared) -> Reason:
         return Reason(paper.mapping.not_measurements[claim.backend])
     if not rules:
         stands = f"no backend of this project stands for {claim.backend!r}"
+        if any(claim.backend in paper.mapping.backends[rule.backends] for rule in paper.rules(claim)):
+            stands += f" in {claim.dtype}"
         return Reason(stands if paper.rules(claim) else f"no experiment here answers {claim.experiment!r}")
     for profile in _LARGER:
         for rule, who in rules:
@@ -45,6 +47,23 @@ def reason(claim: Claim, paper: Paper, declared: Declared) -> Reason:
             if found is not None:
                 return found
     return Reason(f"no grid declares this cell; {', '.join(rules[0][0].rows)} would be its place (docs/adding.md)")
+
+
+def declared_together(claim: Claim, base: Claim, paper: Paper, declared: Declared) -> bool:
+    """Whether the cell that a command for the baseline measures is one of the claim's own backend too."""
+    for profile in _LARGER:
+        for rule, who in answering(base, paper):
+            for experiment in rule.rows:
+                for planned in declared.grid(experiment, CARD, profile):
+                    if cell_fits(planned.cell, base, rule, who, paper.fill(base)) and any(
+                        b in planned.backends for b in allowed(who, base)
+                    ):
+                        return any(
+                            b in planned.backends and cell_fits(planned.cell, claim, r, w, paper.fill(claim))
+                            for r, w in answering(claim, paper)
+                            for b in allowed(w, claim)
+                        )
+    return False
 
 
 def _declared(

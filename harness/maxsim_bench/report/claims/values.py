@@ -108,14 +108,27 @@ def footprint(row: Row, peak: Peak) -> float:
     """Bytes: what a call allocated at most, and what was resident beside it under that reading."""
     if row.peak_extra_bytes is None:
         raise NoValue("the row holds no memory reading", again=True)
-    return row.peak_extra_bytes + sum(_RESIDENT[name](row) for name in peak.resident) + peak.bytes
+    resident = sum(_RESIDENT[name](row) for name in peak.resident)
+    return row.peak_extra_bytes + resident + peak.bytes + (_kept_bytes(row, peak) if peak.kept_counts else 0)
+
+
+def _kept_bytes(row: Row, peak: Peak) -> int:
+    """What the published script kept beside the tensor that it was making, by the sizes of the cell."""
+    kept, cell = peak.kept.get(row.backend), row.cell
+    if kept is None:
+        return 0
+    documents = cell.B or 0
+    if kept.tensor == "former_block":  # beside a full block; a single block has none before it
+        block = cell.chunk or documents
+        documents = max(0, min(block, documents - block))
+    return (cell.Nq or 1) * documents * (cell.Lq or 0) * (cell.Ld or 0) * kept.element_bytes
 
 
 def _column(name: str, factor: float = 1.0) -> Callable[[Asked], float]:
     def read(asked: Asked) -> float:
         value = getattr(asked.row, name)
         if value is None:
-            raise NoValue(f"the row holds no {name}", again=True)
+            raise NoValue(f"the row was measured without {name}", again=True)
         return float(value) * factor
 
     return read
@@ -158,7 +171,10 @@ def _speedup(asked: Asked) -> float:
         return _column("latency_ms")(replace(asked, row=base)) / _column("latency_ms")(asked)
     partner = asked.in_turn(base)
     if partner is None:
-        raise NoValue(f"{row.backend} and {base.backend} share no rounds, so no ratio can be paired", again=True)
+        raise NoValue(
+            f"{row.backend} and {base.backend} were measured in different runs, never in turn: no ratio can be paired",
+            again=True,
+        )
     mine, theirs = asked.rounds(partner)
     return float(np.median(np.array(theirs) / np.array(mine)))
 

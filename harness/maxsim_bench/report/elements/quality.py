@@ -35,7 +35,7 @@ _PLACE = ["dataset", "split", "encoder", "device", "dtype"]
 
 @element
 def quality(results: Results) -> Iterator[Table]:
-    """One line a data set, encoder, card and precision: the reference's nDCG@10 and the largest |Δ| of each kind of scorer."""
+    """A line a data set, encoder, card and precision: the reference's nDCG@10, each kind of scorer's largest |Δ|."""
     frame = fidelity_rows(results)
     if frame.empty:
         return
