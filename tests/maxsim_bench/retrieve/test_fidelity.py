@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +18,7 @@ from maxsim_bench.retrieve.audit import limit_of
 from maxsim_bench.retrieve.dataset import DataError
 from maxsim_bench.retrieve.encoders.registry import EncoderKind, encoder_kinds
 from maxsim_bench.retrieve.fidelity import run_fidelity
-from maxsim_bench.retrieve.isolate import Abandoned, Dead, in_own_process
+from maxsim_bench.retrieve.isolate import Dead
 from maxsim_bench.retrieve.tasks import Settings, plan_tasks
 from maxsim_bench.retrieve.trec import read_run
 
@@ -234,46 +231,6 @@ def test_the_same_measures_for_two_data_sets_are_suspicious(words, store, tmp_pa
     os.symlink(words, other)
     tasks = [*_tasks(words, "fused"), *_tasks(other, "fused")]
     assert "identical measures" in run_fidelity(tasks, _settings(), store).suspicious[-1]
-
-
-def _answers(value: int) -> int:
-    return value + 1
-
-
-def _raises() -> None:
-    raise ValueError("told by the other side")
-
-
-def _dies() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _hangs() -> None:
-    time.sleep(60)
-
-
-def test_a_process_of_its_own_answers_raises_dies_or_is_given_up() -> None:
-    assert in_own_process(_answers, (1,), 60) == 2
-    with pytest.raises(ValueError, match="told by the other side"):
-        in_own_process(_raises, (), 60)
-    with pytest.raises(Dead, match="SIGKILL") as died:
-        in_own_process(_dies, (), 60)
-    assert died.value.status == "crash"
-    with pytest.raises(Dead, match="no answer after 3 s") as hung:
-        in_own_process(_hangs, (), 3)
-    assert hung.value.status == "timeout"
-
-
-def test_an_abandoned_run_ends_its_processes_and_begins_no_other() -> None:
-    threading.Timer(4.0, isolate.abandon).start()
-    began = time.monotonic()
-    with pytest.raises(Abandoned):
-        in_own_process(_hangs, (), 120)
-    assert time.monotonic() - began < 50
-    with pytest.raises(Abandoned):
-        in_own_process(_answers, (1,), 60)
-    isolate.resume()
-    assert in_own_process(_answers, (1,), 60) == 2
 
 
 def test_the_backend_that_kills_its_process_gets_the_row_and_the_others_keep_theirs(words, store, monkeypatch) -> None:
