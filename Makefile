@@ -28,7 +28,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@touch $@
 
 reproduce: $(STAMP) ## measure, check, rank and report; resumes where it stopped (ELEMENT=tab:fwd for one element)
-	$(BENCH) reproduce $(if $(ELEMENT),--element $(ELEMENT))
+	$(BENCH) reproduce $(if $(ELEMENT),--element '$(ELEMENT)')
 
 test: lint ## linters, types and every quick test that this machine can run
 	$(BIN)/python -m pytest -m "not slow"

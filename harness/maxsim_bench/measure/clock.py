@@ -15,7 +15,7 @@ Policy = Literal["cold_l2", "clean_l2", "warm_l2", "graph", "host"]
 
 _DEFAULT_L2 = 64 << 20  # bytes, where the driver does not say; larger than the L2 of any card before Hopper
 _SPIN_LIMIT_MS = 60.0
-_OUTLASTS_MS = 1.0  # calls shorter than this are given a lead each
+_OUTLASTS_MS = 1.0  # on the device; shorter calls get a lead each, and so do those that the host may have held up
 
 
 def seconds() -> float:
@@ -174,7 +174,7 @@ def lead_ms(calls: int, enqueue_ms: float, device_ms: float) -> float:
         enqueue_ms, device_ms: host and device time of a call, as the last blocks had them.
     """
     if device_ms > max(_OUTLASTS_MS, 2 * enqueue_ms):
-        return 1.5 * _OUTLASTS_MS
+        return 1.5 * max(_OUTLASTS_MS, enqueue_ms)
     return min(1.5 * enqueue_ms * calls, _SPIN_LIMIT_MS)
 
 

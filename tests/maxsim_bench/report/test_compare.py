@@ -322,6 +322,16 @@ def test_a_run_under_two_fingerprints_is_refused(tmp_path: Path, rows: list[Row]
         compare_results(run(tmp_path / "a", mixed, made), run(tmp_path / "b", rows, made), thresholds=THRESHOLDS)
 
 
+def test_rows_of_several_fingerprints_are_compared_where_each_kept_its_own(
+    tmp_path: Path, rows: list[Row], made: Any
+) -> None:
+    """Committed results grow by sessions: a row that nobody measured again is the same row in both."""
+    grown = [rows[0].model_copy(update={"environment_id": "other"}), *rows[1:]]
+    done = compare_results(run(tmp_path / "a", grown, made), run(tmp_path / "b", grown, made), thresholds=THRESHOLDS)
+    assert {one.decision for one in done.decided} == {"SAME"}
+    assert done.notes == ()
+
+
 def test_a_truncated_csv_is_refused(tmp_path: Path, rows: list[Row], made: Any) -> None:
     base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", rows, made)
     path = Path(new) / "h200" / "forward.csv"
@@ -375,7 +385,7 @@ def vanished(folder: Path, rows: list[Row], made: Any) -> None:
     [
         (killed, r"Error: 2 rows of base are not in new:\n.*\n.*\nA row .*If the run was killed, its command goes on"),
         (torn, r"Error: new/h200/forward\.csv: its last line is cut off, so rows may be missing\. Resume the run"),
-        (mixed, r"Error: new: forward on h200 was measured under 2 fingerprints \(env-h200, other\): .* with --force"),
+        (mixed, r"Error: new: forward on h200 was measured under 2 fingerprints \(env-h200, other\), .* with --force"),
         (vanished, r"Error: 1 rows of base are not in new:\n  eager: forward on H200: Nq = 1, B = 100, "),
     ],
 )

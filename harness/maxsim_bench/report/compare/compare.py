@@ -149,6 +149,7 @@ class _Pair:
 def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
     """Compare two runs; see `compare_results`."""
     _require_rows(base, new)
+    _require_one_fingerprint(base, new)
     notes: list[str] = []
     decided: list[Decided] = []
     pairs: list[_Pair] = []
@@ -191,6 +192,28 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
         notes.append(f"{fresh} rows are new and have nothing to be compared with.")
     ordered = sorted(decided, key=lambda one: (ORDER.index(one.decision), one.metric, -_size(one)))
     return Comparison(base.name, new.name, tuple(ordered), tuple(notes), thresholds.false_discovery_rate)
+
+
+def _require_one_fingerprint(base: Run, new: Run) -> None:
+    """Refuse a sweep of which some cells kept their fingerprint and others did not: it is two sweeps.
+
+    Rows of several fingerprints may lie in one store, a sweep that has another one everywhere has its ratios compared.
+    """
+    kinds: dict[tuple[str, str], set[bool]] = {}
+    for subject, before in base.measured.items():
+        same = before.fingerprint == new.measured[subject].fingerprint
+        kinds.setdefault((before.experiment, before.device), set()).add(same)
+    for sweep, same in kinds.items():
+        if len(same) == 1:
+            continue
+        for run in (base, new):
+            found = {m.fingerprint for m in run.measured.values() if (m.experiment, m.device) == sweep}
+            if len(found) > 1:
+                raise CompareError(
+                    f"{run.name}: {sweep[0]} on {sweep[1]} was measured under {len(found)} fingerprints "
+                    f"({', '.join(sorted(map(str, found)))}), and the other run not under the same ones: driver, "
+                    "libraries or host changed in between. Measure it again under one, with --force."
+                )
 
 
 def _size(one: Decided) -> float:

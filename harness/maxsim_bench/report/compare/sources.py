@@ -244,23 +244,13 @@ def _from_benchmarks(path: Path) -> dict[str, Measured]:
 
 
 def _checked(source: str, measured: dict[str, Measured], only: Selection) -> dict[str, Measured]:
-    """Refuse an empty run and one whose rows of one experiment and card were measured under several fingerprints."""
+    """Refuse an empty run."""
     if not measured and only:
         raise CompareError(f"{source}: holds no row that was asked for. See what there is with `maxsim-bench show`.")
     if not measured:
         raise CompareError(
             f"{source}: holds no rows. Is this the right folder? `maxsim-bench run` writes below results/."
         )
-    seen: dict[tuple[str, str], set[str | None]] = {}
-    for one in measured.values():
-        seen.setdefault((one.experiment, one.device), set()).add(one.fingerprint)
-    for (experiment, device), fingerprints in seen.items():
-        if len(fingerprints) > 1:
-            raise CompareError(
-                f"{source}: {experiment} on {device} was measured under {len(fingerprints)} fingerprints "
-                f"({', '.join(sorted(map(str, fingerprints)))}): driver, libraries or host changed in between. "
-                "Measure it again under one, with --force."
-            )
     return measured
 
 

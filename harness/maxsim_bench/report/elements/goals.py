@@ -41,7 +41,10 @@ def goal_tables(
         named = {name for goal in one.goals for name in goal.rows.experiment}
         sources = sorted(set(results.frame.loc[results.frame["experiment"].isin(named), "source"]))
         met = sum(entry.verdict == "met" for entry in assessed)
-        caption = f"{met} of {len(assessed)} goals are met by every row that they speak of."
+        caption = (
+            f"{met} of {len(assessed)} goals are met by every row that they speak of: the newest of each cell, also where it "
+            "was measured without the peers, by the ceilings of its own run."
+        )
         yield Table(f"goals/{one.name}", one.title, columns, frame, tuple(sources), caption)
 
 
