@@ -203,9 +203,7 @@ def _require_one_fingerprint(base: Run, new: Run) -> None:
     for subject, before in base.measured.items():
         same = before.fingerprint == new.measured[subject].fingerprint
         kinds.setdefault((before.experiment, before.device), set()).add(same)
-    for sweep, same in kinds.items():
-        if len(same) == 1:
-            continue
+    for sweep in (sweep for sweep, seen in kinds.items() if len(seen) > 1):
         for run in (base, new):
             found = {m.fingerprint for m in run.measured.values() if (m.experiment, m.device) == sweep}
             if len(found) > 1:

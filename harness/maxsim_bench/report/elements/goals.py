@@ -42,8 +42,8 @@ def goal_tables(
         sources = sorted(set(results.frame.loc[results.frame["experiment"].isin(named), "source"]))
         met = sum(entry.verdict == "met" for entry in assessed)
         caption = (
-            f"{met} of {len(assessed)} goals are met by every row that they speak of: the newest of each cell, also where it "
-            "was measured without the peers, by the ceilings of its own run."
+            f"{met} of {len(assessed)} goals are met by every row that they speak of: the newest of each cell, also "
+            "where it was measured without the peers, by the ceilings of its own run."
         )
         yield Table(f"goals/{one.name}", one.title, columns, frame, tuple(sources), caption)
 
