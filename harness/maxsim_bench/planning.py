@@ -20,7 +20,8 @@ from maxsim_bench.declare.select import select
 class Outline(BaseModel):
     """The exact grid of one experiment on one card, after filters, with estimates.
 
-    `elsewhere` maps every other card that the file names to its number of cells.
+    `elsewhere` maps every other card that the file names to its number of cells; `idle` holds the reasons of
+    constraints that leave nothing out anywhere.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -32,6 +33,7 @@ class Outline(BaseModel):
     planned: list[Planned]
     left_out: list[LeftOut]
     elsewhere: dict[str, int]
+    idle: list[str]
     seconds: float
 
     @property
@@ -65,6 +67,7 @@ def outline(
         planned=planned,
         left_out=plan.left_out,
         elsewhere={g: len(select(experiment.plan(g, profile), conditions, backends)) for g in others},
+        idle=[rule.why for rule in experiment.idle()],
         seconds=plan_seconds(Plan(planned=planned, left_out=[]), under.timing),
     )
 
@@ -88,6 +91,8 @@ def outline_lines(plan: Outline, *, cells: bool = True) -> list[str]:
     reasons = Counter((o.why, o.backends) for o in plan.left_out)
     for (why, backends), count in reasons.items():
         lines.append(f"  left out: {count} × {' '.join(backends) if backends else 'cell'}: {why}")
+    for why in plan.idle:
+        lines.append(f"  leaves nothing out, on any card under any profile: {why}")
     for gpu, count in plan.elsewhere.items():
         if count:
             command = f"maxsim-bench run {plan.experiment} --profile {plan.profile}"

@@ -39,3 +39,26 @@ def test_a_cell_whose_tensor_exceeds_the_card_is_marked_and_reasons_are_counted(
     assert lines[2].endswith("B=10000  eager  (similarity tensor and inputs exceed 42.4 GB)")
     assert lines[3].startswith("  left out: 1 × cell: ")
     assert outline_lines(outline(experiment, "cpu", "full")) == ["x (full) on cpu: no cells"]
+
+
+def test_a_constraint_that_leaves_nothing_out_anywhere_is_told() -> None:
+    """It is a mistake that the cells would not show; one that a smaller profile or another card needs is none."""
+    experiment = Experiment.model_validate(
+        {
+            "name": "x", "title": "t", "backends": ["eager"],
+            "axes": {"gpu": ["cpu", "any"], "B": [1, 2], "Nq": 1, "Lq": 8, "Ld": 8, "d": 8, "dtype": "fp32"},
+            "leave_out": [
+                {"when": {"gpu": "h200"}, "why": "of another card"},
+                {"when": {"B": 3}, "why": "of the smoke grid"},
+                {"when": {"B": 4}, "why": "mistyped"},
+            ],
+            "profiles": {
+                "smoke": {"axes": {"B": 3}, "leave_out": [{"when": {"B": 1}, "why": "of the full grid alone"}]}
+            },
+        }
+    )  # fmt: skip
+    lines = outline_lines(outline(experiment, "cpu", "full"))
+    assert [line for line in lines if "nothing out" in line] == [
+        "  leaves nothing out, on any card under any profile: mistyped",
+        "  leaves nothing out, on any card under any profile: of the full grid alone",
+    ]

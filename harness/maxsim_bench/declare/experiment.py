@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from maxsim_bench.declare.cell import Cell, Op
 
@@ -87,7 +96,7 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_listed), Field(min_length=1)
 
 
 class _Declared(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Timing(_Declared):
@@ -108,7 +117,15 @@ class Timing(_Declared):
     width_percent: float = Field(default=1.0, gt=0)
     timeout_s: float = Field(default=300.0, gt=0)
     policies: Names = ("cold_l2",)
-    setup_seconds: dict[str, float] = {}
+    setup_seconds: dict[str, Annotated[float, Field(ge=0)]] = {}
+
+    @field_validator("max_samples")
+    @classmethod
+    def _bounds(cls, most: int, given: ValidationInfo) -> int:
+        least = given.data.get("min_samples", 1)
+        if most < least:
+            raise ValueError(f"{most} is less than min_samples = {least}")
+        return most
 
 
 class LeaveOut(_Declared):
@@ -208,6 +225,18 @@ class Experiment(_Declared):
         from maxsim_bench.declare.grid import expand
 
         return expand(self.under(profile), gpu)
+
+    def free_axes(self) -> set[str]:
+        """Names of the axes of [axes.variant], under any profile."""
+        return {
+            name for axes in (self.axes, *(p.axes for p in self.profiles.values())) for name in axes.get("variant", {})
+        }
+
+    def idle(self) -> list[LeaveOut]:
+        """Constraints that match no cell of any card under any profile: a mistake that no grid would show."""
+        from maxsim_bench.declare.grid import idle
+
+        return idle(self)
 
     def gpus(self, profile: ProfileName = "full") -> list[str]:
         """The cards that the file names; "any" stands for whichever is at hand."""

@@ -10,8 +10,9 @@ from itertools import product
 from typing import Any
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.declare.estimate import capacity, input_bytes
+from maxsim_bench.declare.estimate import capacity, input_bytes, known_gpus
 from maxsim_bench.declare.experiment import (
+    PROFILES,
     VARIANT,
     Experiment,
     LeaveOut,
@@ -46,6 +47,22 @@ def expand(experiment: Experiment, gpu: str) -> Plan:
             gone = tuple(b for b in rule.backends or () if b in experiment.backends)
             plan.left_out.append(LeftOut(cell=cell, why=rule.why, backends=gone))
     return plan
+
+
+def idle(experiment: Experiment) -> list[LeaveOut]:
+    """Constraints of the file and its profiles that match no cell of any card under any profile."""
+    waiting = [*experiment.leave_out, *(rule for p in experiment.profiles.values() for rule in p.leave_out)]
+    for profile in PROFILES:
+        under = experiment.under(profile)
+        cards = [g for gpu in under.gpus() for g in (known_gpus().keys() - {"cpu"} if gpu == "any" else {gpu})]
+        for gpu in cards:
+            rules = [rule for rule in waiting if rule in under.leave_out]
+            for cell in _product(under, gpu) if rules else ():
+                rules = [rule for rule in rules if not matches(rule.when, cell)]
+                if not rules:
+                    break
+            waiting = [rule for rule in waiting if rule not in under.leave_out or rule in rules]
+    return waiting
 
 
 def backends_for(experiment: Experiment, cell: Cell) -> list[str]:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import ValidationError
 
+from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.declare.experiment import (
     AXES,
@@ -31,6 +32,7 @@ from maxsim_bench.declare.experiment import (
     comparison,
     split_axes,
 )
+from maxsim_bench.declare.grid import flat_axes
 
 Path_ = tuple[str | int, ...]  # where in the file: ("profiles", "smoke", "axes", "B")
 _MOST_CELLS = 100_000  # a mistyped list multiplies; at a second a cell this is more than a day
@@ -104,8 +106,9 @@ def _mistakes(path: Path, given: dict[str, Any], backends: Collection[str] | Non
         experiment = None
     for at, axes in _tables(given, "axes"):
         yield from _axis_mistakes(at, axes)
+    variants = {name for _, axes in _tables(given, "axes") for name in _variants(axes)}
     for at, when in _tables(given, "when"):
-        yield from _condition_mistakes(at, when)
+        yield from (((*at, axis), told) for axis, told in condition_mistakes(when, variants))
     yield from _backend_mistakes(given, backends)
     if given.get("name") not in (None, path.stem):
         yield (
@@ -125,13 +128,16 @@ def _size_mistakes(experiment: Experiment) -> Iterator[tuple[Path_, str]]:
     absent = [axis for axis in _NEEDED.get(experiment.op, ()) if axis not in declared]
     if absent:
         yield ("axes",), f"{', '.join(absent)} not given, but op = {experiment.op!r} needs a value for each. Add them."
-    axes = {**experiment.axes, **experiment.axes.get("variant", {})}
-    cells = math.prod(len(values) for key, values in axes.items() if key != "variant" and isinstance(values, list))
-    if cells > _MOST_CELLS:
-        yield (
-            ("axes",),
-            f"the axes span {cells:,} cells, more than {_MOST_CELLS:,}. Thin them out, or link some.",
-        )
+    for profile in PROFILES:
+        if profile != "full" and profile not in experiment.profiles:
+            continue
+        rows = flat_axes(experiment.under(profile))
+        cells = math.prod([len(rows[key]) for key in rows])
+        if cells > _MOST_CELLS:
+            yield (
+                ("axes",) if profile == "full" else ("profiles", profile, "axes"),
+                f"the axes span {cells:,} cells, more than {_MOST_CELLS:,}. Thin them out, or link some.",
+            )
 
 
 def _from_pydantic(loc: Path_, kind: str, message: str) -> tuple[Path_, str]:
@@ -142,6 +148,7 @@ def _from_pydantic(loc: Path_, kind: str, message: str) -> tuple[Path_, str]:
         return loc[:-1], f"{loc[-1]} is missing."
     if loc and loc[0] == "profiles" and loc[-1] == "[key]":
         return loc[:-1], f"unknown profile. {suggest(str(loc[1]), ('smoke', 'paper'))} The file itself is full."
+    message = message.removeprefix("Value error, ")
     return loc, message[0].lower() + message[1:] + "."
 
 
@@ -155,6 +162,11 @@ def _tables(given: Any, name: str, at: Path_ = ()) -> Iterator[tuple[Path_, dict
             yield from _tables(value, name, (*at, key))
 
 
+def _variants(axes: dict[str, Any]) -> Collection[str]:
+    declared = axes.get("variant")
+    return declared if isinstance(declared, dict) else ()
+
+
 def _axis_mistakes(at: Path_, axes: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
     for key, given in axes.items():
         if key == "variant":
@@ -162,6 +174,8 @@ def _axis_mistakes(at: Path_, axes: dict[str, Any]) -> Iterator[tuple[Path_, str
                 yield (*at, key), "is a table: [axes.variant] with one list for each free axis."
                 continue
             for name, values in given.items():
+                if not re.fullmatch(r"\w+", name):  # cells keep them as "name=value;name=value"
+                    yield (*at, key, name), f"{name!r} is no name. Write letters, digits and underscores."
                 yield from _value_mistakes((*at, key, name), [VARIANT + name], values)
             continue
         names = split_axes(key)
@@ -194,29 +208,65 @@ def _value_mistakes(at: Path_, names: list[str], given: Any) -> Iterator[tuple[P
                 yield at, f"{name} = {value!r}, but {error}. Remove or correct it."
 
 
-def _condition_mistakes(at: Path_, when: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
+def condition_mistakes(when: Mapping[str, Any], variants: Collection[str] | None = None) -> Iterator[tuple[str, str]]:
+    """(axis, what is wrong with it) of every condition that `matches` cannot judge, or that holds for no cell.
+
+    Args:
+        variants: names of the free axes that cells have (None: not checked).
+    """
     for axis, condition in when.items():
         if axis not in AXES and not axis.startswith(VARIANT):
-            yield (*at, axis), f"unknown axis. {suggest(axis, AXES)}"
+            yield axis, f"unknown axis. {suggest(axis, AXES)}"
+            continue
+        free = axis.removeprefix(VARIANT)
+        if variants is not None and axis.startswith(VARIANT) and free not in variants:
+            yield axis, f"no cell has this axis. {suggest(free, variants) if variants else 'None has a variant.'}"
             continue
         pending = [condition]
         while pending:
             one = pending.pop()
-            operator, operand = comparison(one)
-            if isinstance(one, dict):
-                if set(one) != {"not"}:
-                    yield (*at, axis), f"{one!r} is no condition. The only table is {{ not = value }}."
-                else:
-                    pending.append(one["not"])
+            if isinstance(one, dict) and set(one) == {"not"}:
+                pending.append(one["not"])
+            elif isinstance(one, dict):
+                yield axis, f"{one!r} is no condition. The only table is {{ not = value }}."
+            elif isinstance(one, list) and not one:
+                yield axis, "[] never holds. Give at least one value, or remove the condition."
             elif isinstance(one, list):
                 pending += one
-            elif operator is None:
-                try:
-                    axis_value(axis, one)
-                except (ValueError, TypeError) as error:
-                    yield (*at, axis), f"{one!r} never holds: {error}."
-            elif operand not in AXES and not re.fullmatch(r"-?\d+", operand):
-                yield (*at, axis), f"{one!r} compares with neither a whole number nor an axis. {suggest(operand, AXES)}"
+            else:
+                told = _comparison_mistake(axis, one) if comparison(one)[0] else _value_mistake(axis, one)
+                if told is not None:
+                    yield axis, told
+
+
+def _comparison_mistake(axis: str, condition: str) -> str | None:
+    """What is wrong with "> 5000" or "> B" on an axis; None where it can be judged."""
+    operator, operand = comparison(condition)
+    number = re.fullmatch(r"-?\d+", operand)
+    if operand not in AXES and not number:
+        return f"{condition!r} compares with neither a whole number nor an axis. {suggest(operand, AXES)}"
+    if operator == "!=" and not number:
+        return None
+    for name in [axis] if number else [axis, operand]:
+        if not _counts(name):
+            return f"{condition!r} compares whole numbers, and {name} is none. Write a value, or a list of values."
+    if not number:
+        return None
+    told = _value_mistake(axis, int(operand))
+    return None if told is None else f"{condition!r}: {told}"
+
+
+def _counts(axis: str) -> bool:
+    """Whether the values of an axis are whole numbers."""
+    return axis in AXES and int in (Cell.model_fields[axis].annotation, *get_args(Cell.model_fields[axis].annotation))
+
+
+def _value_mistake(axis: str, value: Any) -> str | None:
+    try:
+        axis_value(axis, value)
+    except (ValueError, TypeError) as error:
+        return f"{value!r} never holds: {error}."
+    return None
 
 
 def _backend_mistakes(given: dict[str, Any], known: Collection[str] | None) -> Iterator[tuple[Path_, str]]:
@@ -233,14 +283,22 @@ def _backend_mistakes(given: dict[str, Any], known: Collection[str] | None) -> I
         for i, entry in enumerate(entries if isinstance(entries, list) else []):
             if isinstance(entry, dict):  # of what is no table pydantic tells
                 others.append(((section, i, "backends"), entry.get("backends", [])))
+    others += [(("timing", "setup_seconds"), _set_up(given.get("timing")))]
     profiles = given.get("profiles")
     for profile, change in (profiles if isinstance(profiles, dict) else {}).items():
         if isinstance(change, dict):
             others.append((("profiles", profile, "backends"), change.get("backends", [])))
+            others.append((("profiles", profile, "timing", "setup_seconds"), _set_up(change.get("timing"))))
     for at, names in others:
         for name in [names] if isinstance(names, str) else names if isinstance(names, list) else []:
             if name not in mine:
                 yield at, f"{name!r} is not among the backends of this experiment. {suggest(str(name), mine)}"
+
+
+def _set_up(timing: Any) -> list[str]:
+    """The backends that a table of timing names."""
+    named = timing.get("setup_seconds") if isinstance(timing, dict) else None
+    return list(named) if isinstance(named, dict) else []
 
 
 def _profile_mistakes(experiment: Experiment, profile: ProfileName) -> Iterator[tuple[Path_, str]]:

@@ -34,11 +34,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from maxsim_bench.declare.estimate import capacity, input_bytes, pairs
-from maxsim_bench.declare.experiment import AXES, Experiment, matches
-from maxsim_bench.declare.load import suggest
+from maxsim_bench.declare.experiment import Experiment, matches
+from maxsim_bench.declare.load import condition_mistakes, suggest
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.compare.statistics import Effect
@@ -118,10 +118,10 @@ def _as_metric(value: str) -> str:
     return value
 
 
-def _as_axes(value: dict[str, Any]) -> dict[str, Any]:
-    unknown = [axis for axis in value if axis not in AXES and not axis.startswith("variant.")]
-    if unknown:
-        raise ValueError(f"{unknown[0]!r}: no such axis of a cell. {suggest(unknown[0], AXES)}")
+def _as_conditions(value: dict[str, Any]) -> dict[str, Any]:
+    mistakes = [f"{axis}: {told}" for axis, told in condition_mistakes(value)]
+    if mistakes:
+        raise ValueError("; ".join(mistakes))
     return value
 
 
@@ -134,6 +134,9 @@ def _within(value: float, bound: str) -> bool:
 Listed = Annotated[tuple[str, ...], BeforeValidator(lambda v: (v,) if isinstance(v, str) else v)]
 
 
+Some = Annotated[Listed, Field(min_length=1)]
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -141,21 +144,27 @@ class _Strict(BaseModel):
 class Rows(_Strict):
     """Whose rows: each may be one name or several."""
 
-    experiment: Listed
-    backend: Listed
-    gpu: Listed
+    experiment: Some
+    backend: Some
+    gpu: Some
 
 
 class Against(_Strict):
-    """What a ratio is taken to."""
+    """What a ratio is taken to: one of both."""
 
     backends: Listed = ()
     when: dict[str, Any] = {}
 
+    @model_validator(mode="after")
+    def _one(self) -> Against:
+        if bool(self.backends) == bool(self.when):
+            raise ValueError("names either backends or conditions (when), one of both")
+        return self
+
     @field_validator("when")
     @classmethod
-    def _axes(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return _as_axes(value)
+    def _conditions(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _as_conditions(value)
 
 
 class Goal(_Strict):
@@ -189,8 +198,8 @@ class Goal(_Strict):
 
     @field_validator("when")
     @classmethod
-    def _axes(cls, value: dict[str, Any]) -> dict[str, Any]:
-        return _as_axes(value)
+    def _conditions(cls, value: dict[str, Any]) -> dict[str, Any]:
+        return _as_conditions(value)
 
     def meets(self, value: float) -> bool:
         """Whether a value is within the bound."""
@@ -254,7 +263,8 @@ class Assessed:
 def read_goals(folder: Path, experiments: Mapping[str, Experiment] | None = None) -> list[Goals]:
     """Every file of a folder, in the order of names; none if there is no such folder.
 
-    With `experiments` (by name), a goal may name only these, those of commands, and backends that one of them measures.
+    With `experiments` (by name), a goal may name only these, those of commands, backends that one of them measures, and
+    free axes that its own experiments have.
 
     Raises:
         ReportError: naming file, goal and key of every mistake.
@@ -290,7 +300,7 @@ def _place(loc: Sequence[int | str], given: Mapping[str, Any]) -> str:
 
 
 def _unknown(goals: Sequence[Goal], experiments: Mapping[str, Experiment] | None) -> Iterator[str]:
-    """Ids that stand twice; and names of experiments and backends that nobody measures."""
+    """Ids that stand twice; experiments, backends and free axes that nobody measures."""
     for at, goal in enumerate(goals):
         if goal.id in {earlier.id for earlier in goals[:at]}:
             yield f"{goal.id}: id: stands twice in the file. Give every goal its own."
@@ -307,6 +317,13 @@ def _unknown(goals: Sequence[Goal], experiments: Mapping[str, Experiment] | None
             for name in listed:
                 if name not in backends:
                     yield f"{goal.id}: {key}: {name!r} is no backend. {suggest(name, backends)}"
+        if not set(goal.rows.experiment) <= experiments.keys():
+            continue  # what a command measures is declared nowhere
+        free = {axis for name in goal.rows.experiment for axis in experiments[name].free_axes()}
+        elsewhere = {} if goal.against is None else goal.against.when
+        for key, when in (("when", goal.when), ("against.when", elsewhere)):
+            for axis, told in condition_mistakes(when, free):
+                yield f"{goal.id}: {key}: {axis}: {told}"
 
 
 @dataclass(frozen=True)

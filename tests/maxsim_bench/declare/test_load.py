@@ -116,6 +116,46 @@ def test_each_mistake_has_its_line_and_its_remedy(tmp_path: Path, change: tuple[
     assert problems(tmp_path, GOOD.replace(*change)) == [told]
 
 
+@pytest.mark.parametrize(
+    ("when", "told"),
+    [
+        ('{ dtype = "> 5" }', "dtype: '> 5' compares whole numbers, and dtype is none. "
+         "Write a value, or a list of values."),
+        ('{ B = "> dtype" }', "B: '> dtype' compares whole numbers, and dtype is none. "
+         "Write a value, or a list of values."),
+        ('{ "variant.loss" = "> 5" }', "variant.loss: no cell has this axis. None has a variant."),
+        ('{ B = "> -1" }', "B: '> -1': -1 never holds: input should be greater than or equal to 1."),
+        ("{ B = [] }", "B: [] never holds. Give at least one value, or remove the condition."),
+    ],
+)  # fmt: skip
+def test_a_condition_that_no_cell_can_be_judged_by_is_a_mistake(tmp_path: Path, when: str, told: str) -> None:
+    assert problems(tmp_path, f'{GOOD}\n[[leave_out]]\nwhy = "w"\nwhen = {when}\n') == [
+        f"tiny.toml:16: leave_out.when.{told}"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("setup_seconds = { fused = nan }", "timing.setup_seconds.fused: input should be a finite number."),
+        ("setup_seconds = { fused = -1 }", "timing.setup_seconds.fused: input should be greater than or equal to 0."),
+        ("setup_seconds = { fuse = 1 }", "timing.setup_seconds: 'fuse' is not among the backends of this experiment. "
+         "Did you mean 'fused'?"),
+        ("timeout_s = inf", "timing.timeout_s: input should be a finite number."),
+        ("max_samples = 3", "timing.max_samples: 3 is less than min_samples = 10."),
+    ],
+)  # fmt: skip
+def test_timing_that_no_run_can_keep_is_a_mistake(tmp_path: Path, line: str, told: str) -> None:
+    assert problems(tmp_path, f"{GOOD}\n[timing]\n{line}\n") == [f"tiny.toml:15: {told}"]
+
+
+def test_a_free_axis_is_named_by_a_word(tmp_path: Path) -> None:
+    """Its name stands in the cell as "name=value;name=value"."""
+    assert problems(tmp_path, f'{GOOD}\n[axes.variant]\n"a=b;c" = 3\n') == [
+        "tiny.toml:15: axes.variant.a=b;c: 'a=b;c' is no name. Write letters, digits and underscores."
+    ]
+
+
 def test_a_profile_that_loses_half_of_a_linked_axis_is_refused(tmp_path: Path) -> None:
     told = problems(tmp_path, GOOD + "\n[profiles.smoke.axes]\nLq = 32\n")
     assert told == [
@@ -162,4 +202,9 @@ def test_a_grid_without_the_axes_of_its_operator_or_of_absurd_size_is_refused(tm
     many = GOOD.replace("Nq = 1", f"Nq = {list(range(1, 400))}").replace("d = 128", f"d = {list(range(1, 400))}")
     assert problems(tmp_path, many) == [
         "tiny.toml:6: axes: the axes span 636,804 cells, more than 100,000. Thin them out, or link some."
+    ]
+    many = f"{GOOD}\n[profiles.smoke.axes]\nB = {list(range(1, 60_000))}\n"
+    assert problems(tmp_path, many) == [
+        "tiny.toml:14: profiles.smoke.axes: the axes span 119,998 cells, more than 100,000. "
+        "Thin them out, or link some."
     ]
