@@ -31,7 +31,7 @@ def read_environments(folder: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise StoreError(f"{path}: not JSON: {error}. Restore the file, or delete it.") from None
-    if not isinstance(found, dict) or not all(isinstance(facts, dict) for facts in found.values()):
+    if not isinstance(found, dict) or not all(_whole(facts) for facts in found.values()):
         raise StoreError(f"{path}: holds no environments by id. Restore the file, or delete it.")
     return {key: _by_session(facts) for key, facts in found.items()}
 
@@ -56,6 +56,15 @@ def session_of(facts: Mapping[str, Any], measured_at: str | None) -> dict[str, A
     sessions: list[dict[str, Any]] = facts.get("sessions", [])
     begun = [s for s in sessions if measured_at and _began(s) <= measured_at]
     return begun[-1] if begun else sessions[0] if sessions else {}
+
+
+def _whole(facts: Any) -> bool:
+    """Whether facts of an environment, and of its sessions, have the types that a capture gives them."""
+    sessions = facts.get("sessions", []) if isinstance(facts, dict) else None
+    if not isinstance(sessions, list) or not all(isinstance(session, dict) for session in sessions):
+        return False
+    packages = [one.get("packages") for one in (facts, *sessions)]
+    return all(table is None or isinstance(table, dict) for table in packages)
 
 
 def _began(session: Mapping[str, Any]) -> str:

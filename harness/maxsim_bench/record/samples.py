@@ -7,6 +7,7 @@ are kept as measured; rounding belongs to the report.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -51,6 +52,32 @@ def read_samples(csv_path: Path) -> dict[str, Any]:
                 "Restore the file, or delete it."
             ) from None
     return found
+
+
+def misshapen(record: Any) -> str | None:
+    """Why no timer wrote this record of a row's times; None where one may have, or it holds no times.
+
+    Told are types and counts. Whether a time is positive and finite is for those to judge who compute with it.
+    """
+    if not isinstance(record, Mapping) or "ms" not in record:
+        return None
+    times, rounds, conditions = record["ms"], record.get("round"), record.get("conditions", {})
+    if not isinstance(times, list):
+        return "no list of samples"
+    bad = [ms for ms in times if isinstance(ms, bool) or not isinstance(ms, (int, float))]
+    if bad:
+        return f"a sample is {bad[0]}, no number,"
+    if "round" in record:
+        if not isinstance(rounds, list) or not all(isinstance(number, int) for number in rounds):
+            return "no list of rounds"
+        if len(rounds) != len(times) or len(set(rounds)) != len(times):
+            return f"{len(times)} samples in {len(set(rounds))} rounds"
+    if not isinstance(conditions, Mapping):
+        return "no table of conditions"
+    clock = conditions.get("sm_clock_mhz")
+    if clock is not None and not (isinstance(clock, (int, float)) and 0 <= clock < math.inf):
+        return f"a clock of {clock} MHz"
+    return None
 
 
 def common_rounds(one: Any, other: Any) -> tuple[list[float], list[float]]:

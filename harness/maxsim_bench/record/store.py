@@ -127,6 +127,9 @@ class Store:
                 f"{self.path}:1: unknown columns {', '.join(unknown)}: the file was written by another version of "
                 f"maxsim-bench (this one writes schema {SCHEMA_VERSION}). Read it with that version, or move it away."
             )
+        twice = sorted({name for name in header if header.count(name) > 1})
+        if twice:
+            raise StoreError(f"{self.path}:1: names {', '.join(twice)} twice. Put back the line that was written.")
         found: dict[str, Row] = {}
         lines = self.path.read_bytes()[:end].split(b"\n")[1:-1]
         for number, line in enumerate(lines, start=2):

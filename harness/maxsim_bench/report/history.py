@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, FiniteFloat, ValidationError, model_validator
 
 from maxsim_bench.record.files import replace_file
 from maxsim_bench.report import names, style
@@ -38,7 +38,13 @@ class Tracked(BaseModel):
     revision: str
     fingerprints: tuple[str, ...]
     labels: dict[str, str]
-    values: dict[str, dict[str, float]]
+    values: dict[str, dict[str, FiniteFloat]]
+
+    @model_validator(mode="after")
+    def _labelled(self) -> Tracked:
+        if self.values.keys() - self.labels.keys():
+            raise ValueError(f"{min(self.values.keys() - self.labels.keys())} has no label")
+        return self
 
     @property
     def file_name(self) -> str:
@@ -81,7 +87,7 @@ def read_history(folder: Path) -> list[Tracked]:
     found = []
     for path in sorted(folder.glob("*.json")) if folder.is_dir() else []:
         try:
-            found.append(Tracked.model_validate_json(path.read_text(encoding="utf-8")))
+            found.append(Tracked.model_validate_json(path.read_bytes()))
         except ValidationError as error:
             raise ReportError(
                 f"{path}: no record of a run: {error.errors()[0]['msg']}. Restore or delete it."

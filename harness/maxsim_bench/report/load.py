@@ -16,7 +16,7 @@ import pandas as pd
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.environments import read_environments
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import read_samples, samples_path
+from maxsim_bench.record.samples import misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 
 # Folders below results/ that hold no committed rows of a card: this machine's own, and the small records of past runs.
@@ -57,14 +57,22 @@ class Results:
     warnings: tuple[str, ...] = ()
 
     def samples(self, source: str) -> dict[str, Any]:
-        """Row key → raw samples of one CSV; empty where none were kept."""
-        return read_samples(self.paths[source])
+        """Row key → raw samples of one CSV; empty where none were kept. ReportError for some that no timer gives."""
+        found = read_samples(self.paths[source])
+        for key, record in found.items():
+            told = misshapen(record)
+            if told is not None:
+                raise ReportError(
+                    f"{samples_path(self.paths[source])}: {told} of {key}. Restore the file, or measure the row again "
+                    "with --force."
+                )
+        return found
 
     def per_query(self, row: Row) -> tuple[str, pd.DataFrame] | None:
         """Name and content of a fidelity cell's file of queries: query, reference, then each backend's difference."""
         for name, path in self.paths.items():
             if f"/{PER_QUERY}/" in f"/{name}" and name.endswith(f"-{row.cell.hash()}.csv"):
-                return name, pd.read_csv(path, dtype={"query": str})
+                return name, _queries(path)
         return None
 
     def only(self, mask: pd.Series) -> Results:
@@ -75,6 +83,18 @@ class Results:
     def experiment(self, *names: str) -> Results:
         """The rows of the named experiments."""
         return self.only(self.frame["experiment"].isin(names))
+
+
+def _queries(path: Path) -> pd.DataFrame:
+    try:
+        found = pd.read_csv(path, dtype={"query": str})
+        if list(found.columns[:2]) != ["query", "reference"]:
+            raise ValueError("its first columns are not query and reference")
+        return found.astype(dict.fromkeys(found.columns[1:], "float64"))
+    except ValueError as error:  # those of pandas and of UTF-8 are among them
+        raise ReportError(
+            f"{path}: no table of queries: {error}. Restore the file, or rank again with --force."
+        ) from None
 
 
 def csv_files(root: Path) -> list[Path]:

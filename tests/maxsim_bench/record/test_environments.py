@@ -77,7 +77,10 @@ def test_a_broken_environment_file_is_told_and_kept(tmp_path: Path, text: str) -
     assert (tmp_path / "environment.json").read_text() == text
 
 
-def test_environments_that_are_no_tables_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "environment.json").write_text('{"a": 3}')
+@pytest.mark.parametrize(
+    "facts", ["3", '{"sessions": {}}', '{"sessions": [3]}', '{"sessions": [{"packages": 3}]}', '{"packages": []}']
+)
+def test_environments_that_are_no_tables_are_refused(tmp_path: Path, facts: str) -> None:
+    (tmp_path / "environment.json").write_text(f'{{"a": {facts}}}')
     with pytest.raises(StoreError, match="holds no environments by id"):
         read_environments(tmp_path)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from maxsim_bench.record.files import StoreError
-from maxsim_bench.record.samples import append_samples, read_samples, samples_path
+from maxsim_bench.record.samples import append_samples, misshapen, read_samples, samples_path
 
 
 def test_samples_come_back_as_measured_and_the_last_entry_of_a_key_wins(tmp_path: Path) -> None:
@@ -50,3 +51,25 @@ def test_whole_gzip_of_something_else_is_told_with_the_file(tmp_path: Path, cont
     samples_path(csv).write_bytes(gzip.compress(b'{"key":"a","samples":[1]}\n' + content))
     with pytest.raises(StoreError, match=r"t\.samples\.jsonl\.gz: line 2 of its content is no object with `key`"):
         read_samples(csv)
+
+
+@pytest.mark.parametrize(
+    ("record", "told"),
+    [
+        ({"ms": 1.0}, "no list of samples"),
+        ({"ms": [1.0, "x"]}, "a sample is x, no number,"),
+        ({"ms": [1.0, True]}, "a sample is True, no number,"),
+        ({"ms": [1.0], "round": None}, "no list of rounds"),
+        ({"ms": [1.0], "round": [[0]]}, "no list of rounds"),
+        ({"ms": [1.0, 2.0], "round": [0]}, "2 samples in 1 rounds"),
+        ({"ms": [1.0, 2.0], "round": [0, 0]}, "2 samples in 1 rounds"),
+        ({"ms": [1.0], "conditions": None}, "no table of conditions"),
+        ({"ms": [1.0], "conditions": {"sm_clock_mhz": "fast"}}, "a clock of fast MHz"),
+        ({"ms": [1.0], "conditions": {"sm_clock_mhz": None}}, None),
+        ({"ms": [1.0, 2.0], "round": [3, 1]}, None),
+        ({"first_call_ms": "x"}, None),
+        ([1], None),
+    ],
+)
+def test_a_record_of_times_that_no_timer_writes_is_told(record: Any, told: str | None) -> None:
+    assert misshapen(record) == told

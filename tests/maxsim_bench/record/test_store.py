@@ -112,6 +112,7 @@ def test_a_number_cut_to_its_point_is_not_a_number(tmp_path: Path, row: MakeRow)
         ),
         (",1.1,", ",-1.1,", r"t\.csv:2: latency_ms is -1\.1, but what was measured is finite and positive\. Restore"),
         (",fused,", ',fu"s"ed,"x,', r"t\.csv:2: not a line of CSV"),
+        (",speedup_low,", ",speedup,", r"t\.csv:1: names speedup twice"),
         ("cell_hash,", "cell_hush,", r"t\.csv:1: unknown columns cell_hush: .*another version"),
         (",1,2026-01-01", ",0,2026-01-01", r"t\.csv:2: schema 0, but .* reads schema 1\. Move the file away"),
     ],

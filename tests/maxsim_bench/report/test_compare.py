@@ -356,6 +356,21 @@ def test_without_any_samples_times_are_undecided_not_guessed(tmp_path: Path, row
     assert of(done, "fused", "peak_extra_bytes") == {"SAME"}
 
 
+def test_samples_that_the_base_has_and_the_new_run_lost_are_refused(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    """Without them every loss would be undecided, which fails nothing."""
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", slower(rows, 2), made)
+    samples_path(Path(new) / "h200" / "forward.csv").unlink()
+    with pytest.raises(CompareError, match=r"b: has no raw samples of eager on forward.*, which .*a has: a loss would"):
+        compare_results(base, new, thresholds=THRESHOLDS)
+    assert of(compare_results(new, base, thresholds=THRESHOLDS), "fused", "latency_ms") == {"UNDECIDED"}
+
+
+def test_an_empty_name_is_no_run() -> None:
+    """It would be the folder at hand: a variable of a script that was not set."""
+    with pytest.raises(CompareError, match="a run without a name"):
+        read_run("")
+
+
 def test_machines_that_differ_without_a_ratio_have_nothing_to_compare(tmp_path: Path, made: Any) -> None:
     bare = [made.modelled(made.cell(), "fused").model_copy(update={"peak_extra_bytes": None, "max_rel_err": None})]
     elsewhere = [bare[0].model_copy(update={"environment_id": "other"})]
@@ -483,6 +498,41 @@ def test_files_of_pytest_benchmark_are_runs(tmp_path: Path) -> None:
         compare_results(base, new, thresholds=THRESHOLDS)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"benchmarks": []}, "benchmarks: .*at least 1 item"),
+        ({"benchmarks": [None]}, r"benchmarks\.0: Input should be an object"),
+        ({"machine_info": None}, "machine_info: Input should be an object"),
+        ({"stats": {"data": [1.0]}}, r"benchmarks\.0\.stats\.median: Field required"),
+        ({"stats": {"median": "x"}}, r"benchmarks\.0\.stats\.median: Input should be a valid number"),
+        ({"stats": {"median": 1.0, "data": [1.0, None]}}, r"benchmarks\.0\.stats\.data\.1: Input"),
+        ({"extra_info": {"ratios": 5}}, r"benchmarks\.0\.extra_info\.ratios: Input should be a valid array"),
+        ({"fullname": None}, r"benchmarks\.0\.fullname: Input should be a valid string"),
+    ],
+)
+def test_json_of_another_shape_is_refused_by_its_place(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+    source = benchmarks(tmp_path / "a.json", 1e-3)
+    given = json.loads(Path(source).read_text())
+    (given if change.keys() & given.keys() else given["benchmarks"][0]).update(change)
+    Path(source).write_text(json.dumps(given))
+    with pytest.raises(CompareError, match=rf"a\.json: not whole, or no JSON of pytest-benchmark: {told}"):
+        read_run(source)
+
+
+def test_a_benchmark_that_stands_twice_or_took_less_than_no_time_is_refused(tmp_path: Path) -> None:
+    source = benchmarks(tmp_path / "a.json", 1e-3)
+    given = json.loads(Path(source).read_text())
+    given["benchmarks"][0]["stats"] = {"median": -1e-3}
+    (tmp_path / "b.json").write_text(json.dumps(given))
+    with pytest.raises(CompareError, match="latency_ms of fused on test_textual is -1, so nothing can be compared"):
+        compare_results(str(tmp_path / "b.json"), str(tmp_path / "b.json"), thresholds=THRESHOLDS)
+    given["benchmarks"] *= 2
+    Path(source).write_text(json.dumps(given))
+    with pytest.raises(CompareError, match=r"test_forward\.py::test_textual is there twice"):
+        read_run(source)
+
+
 # Spellings.
 
 
@@ -546,10 +596,32 @@ def test_the_last_threshold_that_fits_counts(thresholds: Thresholds) -> None:
     assert forward["peak_extra_bytes"] == smoke["peak_extra_bytes"]
 
 
-def test_a_mistake_in_the_thresholds_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("old", "new", "told"),
+    [
+        ('metric = "speedup"', 'metric = "speed"', r"thresholds\.1: .*'speed' is no column of numbers"),
+        ('metric = "speedup"', 'metric = "backend"', r"thresholds\.1: .*'backend' is no column of numbers"),
+        ('test = "samples"', 'test = "ratios"', r"thresholds\.0: .*'ratios' compares speedup alone; latency_ms needs"),
+        ('better = "lower"', 'better = "nearer_zero"', r"thresholds\.0: .*none is nearer to zero"),
+        ("percent = 2.0", "percent = inf", r"thresholds\.0\.percent: Input should be a finite number"),
+        ("host_moved_percent = 5.0", "host_moved_percent = nan", "host_moved_percent: Input should be a finite"),
+    ],
+)
+def test_a_mistake_in_the_thresholds_is_named(tmp_path: Path, old: str, new: str, told: str) -> None:
     path = tmp_path / "t.toml"
-    path.write_text(THRESHOLDS.read_text().replace('metric = "speedup"', 'metric = "speed"', 1))
-    with pytest.raises(ReportError, match=r"t\.toml: thresholds\.1: .*'speed' is no column"):
+    assert old in THRESHOLDS.read_text()
+    path.write_text(THRESHOLDS.read_text().replace(old, new, 1))
+    with pytest.raises(ReportError, match=rf"t\.toml: {told}"):
+        read_thresholds(path)
+
+
+def test_no_threshold_and_text_that_is_not_utf8_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "t.toml"
+    path.write_text("false_discovery_rate = 0.1\nconfidence = 0.9\ninterleaved_percent = 1\nthresholds = []\n")
+    with pytest.raises(ReportError, match=r"t\.toml: thresholds: .*nothing would be compared"):
+        read_thresholds(path)
+    path.write_bytes(b"# \xff")
+    with pytest.raises(ReportError, match=r"t\.toml: byte 2 is not UTF-8"):
         read_thresholds(path)
 
 

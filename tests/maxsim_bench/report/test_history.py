@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +74,19 @@ def test_no_history_is_a_page_that_says_so(tmp_path: Path) -> None:
     assert "No series stepped" in html
 
 
-def test_a_record_that_is_cut_off_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda text: text[:40], "Invalid JSON"),
+        (lambda text: b"\xff" + text, "Invalid JSON"),
+        (lambda text: text.replace(b"3.0", b"NaN"), "finite number"),
+        (lambda text: text.replace(b'"s": "fused', b'"t": "fused'), "s has no label"),
+    ],
+)
+def test_a_record_that_is_cut_off_or_damaged_is_named(
+    tmp_path: Path, damage: Callable[[bytes], bytes], told: str
+) -> None:
     path = write_tracked(record(1, 3.0), tmp_path)
-    path.write_text(path.read_text()[:40])
-    with pytest.raises(ReportError, match="no record of a run"):
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ReportError, match=rf"{path.name}: no record of a run: .*{told}"):
         read_history(tmp_path)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import samples_path
+from maxsim_bench.record.samples import append_samples, samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report.load import ReportError, csv_files, load, newest
 
@@ -101,3 +101,25 @@ def test_what_was_lost_of_a_file_is_told(
     assert len(results.rows) == rows
     assert results.warnings == (told,)
     assert caplog.messages == [told]
+
+
+def test_samples_that_no_timer_gives_are_refused_with_file_and_row(tmp_path: Path, made: Any) -> None:
+    """The report pairs them by round, as `compare` does."""
+    rows = made.sweep([made.cell()], ["eager", "fused"])
+    root = made.written(tmp_path / "results", rows)
+    append_samples(root / "h200" / "forward.csv", {rows[0].key: {"ms": [1.0, 2.0], "round": [0]}})
+    with pytest.raises(
+        ReportError, match=rf"forward\.samples\.jsonl\.gz: 2 samples in 1 rounds of {rows[0].key}\. Res"
+    ):
+        load([root]).samples("h200/forward.csv")
+
+
+@pytest.mark.parametrize("content", [b"", b"x\n1\n", b"query,reference,fused\nq,1.0,x\n", b"query,reference\n\xff,1\n"])
+def test_a_file_of_queries_that_is_damaged_is_named(tmp_path: Path, made: Any, content: bytes) -> None:
+    rows = made.sweep([made.cell()], ["fused"])
+    root = made.written(tmp_path / "results", rows)
+    side = root / "h200" / "fidelity" / f"x-{rows[0].cell.hash()}.csv"
+    side.parent.mkdir()
+    side.write_bytes(content)
+    with pytest.raises(ReportError, match=rf"{side.name}: no table of queries: .*Restore the file"):
+        load([root]).per_query(rows[0])

@@ -165,7 +165,9 @@ def read_selftest(path: Path) -> SelfTest:
     try:
         return SelfTest.model_validate_json(path.read_bytes())
     except ValidationError as error:
-        raise ReportError(f"{path}: no record of a self-test: {error}. Measure it again.") from None
+        first = error.errors()[0]
+        told = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+        raise ReportError(f"{path}: no record of a self-test: {told}. Measure it again.") from None
 
 
 def read_tries(folder: Path) -> list[Try]:

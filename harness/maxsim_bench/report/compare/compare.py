@@ -161,6 +161,11 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
             continue
         _require_samples(before, base)
         _require_samples(after, new)
+        if before.samples is not None and after.samples is None:
+            raise CompareError(
+                f"{new.name}: has no raw samples of {after.backend} on {after.label}, which {base.name} has: a loss "
+                "would stay undecided. Restore them, or measure it again with --force."
+            )
         for threshold in thresholds.of(before.experiment):
             if threshold.metric not in after.values:
                 gone += [f"{threshold.metric} of {after.backend} on {after.label}"] * (
@@ -177,6 +182,8 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
             pairs.append(_Pair(before, after, threshold, effect_of(before, after, threshold, thresholds.confidence)))
     q_values = adjusted([math.nan if pair.effect is None else pair.effect.p_value for pair in pairs])
     decided += [_decide(pair, q, thresholds) for pair, q in zip(pairs, q_values, strict=True)]
+    if not decided and not unlike:
+        raise CompareError(f"{base.name} and {new.name} have no metric in common that the thresholds name.")
     if not decided:
         raise CompareError(
             f"{base.name} and {new.name} were measured under different fingerprints, and no ratio to a baseline was "
@@ -237,7 +244,7 @@ def _require_rows(base: Run, new: Run) -> None:
 def _require_number(one: Measured, metric: str, run: Run) -> None:
     value = one.values[metric]
     zero_is_fine = metric in ("delta", "peak_extra_bytes", "max_rel_err", "ndcg_at_10")
-    if not math.isfinite(value) or (value == 0 and not zero_is_fine):
+    if not math.isfinite(value) or (value == 0 and not zero_is_fine) or (value < 0 and metric != "delta"):
         raise CompareError(
             f"{run.name}: {metric} of {one.backend} on {one.label} is {value:g}, so nothing can be compared with it. "
             "Measure it again with --force."

@@ -6,7 +6,6 @@ Room: `report`. May import: record, declare.
 from __future__ import annotations
 
 import io
-import json
 import math
 import statistics
 import subprocess
@@ -17,10 +16,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
 from maxsim_bench.declare.experiment import matches
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import common_rounds, read_samples, samples_path
+from maxsim_bench.record.samples import common_rounds, misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report import names
 from maxsim_bench.report.load import ReportError, csv_files, newest
@@ -107,6 +108,8 @@ def read_run(source: str, *, repository: Path = Path("."), only: Selection = Sel
         CompareError: for what is not there, empty, cut off, or a mixture of machines.
         StoreError: for a results file that cannot be read.
     """
+    if not source:
+        raise CompareError("a run without a name. Name a file, a folder or a revision.")  # Path("") is this folder
     path = Path(source)
     if path.suffix == ".json" and path.is_file():
         if only:
@@ -175,14 +178,10 @@ def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
 
 def _unusable(record: Any) -> str | None:
     """What is wrong with the raw times of a record, None where nothing is or it holds none."""
-    if not isinstance(record, dict) or "ms" not in record:
-        return None
-    times = record["ms"]
-    if not isinstance(times, list):
-        return "no list of samples"
-    if len(record.get("round", times)) != len(times):
-        return f"{len(times)} samples in {len(record['round'])} rounds"
-    bad = [ms for ms in times if not isinstance(ms, (int, float)) or not 0 < ms < math.inf]
+    told = misshapen(record)
+    if told is not None or not isinstance(record, dict):
+        return told
+    bad = [ms for ms in record.get("ms", []) if not 0 < ms < math.inf]
     return f"a sample is {bad[0]}, not positive and finite," if bad else None
 
 
@@ -216,31 +215,80 @@ def _measured(row: Row, record: Any, base: Any) -> Measured:
     )  # fmt: skip
 
 
+class _Stats(BaseModel):
+    median: float
+    data: list[float] | None = None
+
+
+class _Extra(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    backend: str = ""
+    gpu: str | None = None
+    environment_id: str | None = None
+    ratios: list[float] | None = None
+
+
+class _Benchmark(BaseModel):
+    fullname: str
+    name: str
+    group: str | None = None
+    stats: _Stats
+    extra_info: _Extra = _Extra()
+
+
+class _Processor(BaseModel):
+    brand_raw: str = "unknown"
+
+
+class _MachineInfo(BaseModel):
+    node: str = "cpu"
+    cpu: _Processor = _Processor()
+
+
+class _Benchmarks(BaseModel):
+    """What is read of a file of pytest-benchmark; it holds more."""
+
+    machine_info: _MachineInfo
+    benchmarks: list[_Benchmark] = Field(min_length=1)
+
+
 def _from_benchmarks(path: Path) -> dict[str, Measured]:
     """pytest-benchmark's JSON; raw times are there if it was written with --benchmark-save-data."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        machine, benchmarks = told["machine_info"], told["benchmarks"]
-    except (ValueError, KeyError, TypeError) as error:
-        raise CompareError(f"{path}: not whole, or no JSON of pytest-benchmark: {error}. Write it again.") from None
-    found = {}
-    for one in benchmarks:
-        stats, extra = one["stats"], one.get("extra_info", {})
-        values = {
-            "latency_ms": 1e3 * stats["median"],
-            **{k: v for k, v in extra.items() if isinstance(v, (int, float))},
-        }
-        data = stats.get("data") or []
-        found[one["fullname"]] = Measured(
-            subject=one["fullname"], label=one["name"], experiment=one.get("group") or "benchmarks",
-            backend=str(extra.get("backend", "")), status="ok",
-            device=str(extra.get("gpu", machine.get("node", "cpu"))),
-            fingerprint=str(extra.get("environment_id") or machine.get("cpu", {}).get("brand_raw", "unknown")),
-            values={k: float(v) for k, v in values.items() if not isinstance(v, bool)},
+        told = _Benchmarks.model_validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise CompareError(
+            f"{path}: not whole, or no JSON of pytest-benchmark: {place}{': ' * bool(place)}{first['msg']}. "
+            "Write it again."
+        ) from None
+    found: dict[str, Measured] = {}
+    for one in told.benchmarks:
+        if one.fullname in found:
+            raise CompareError(f"{path}: {one.fullname} is there twice. Write it again.")
+        stats, extra = one.stats, one.extra_info
+        numbers = {k: v for k, v in (extra.model_extra or {}).items() if type(v) in (int, float)}
+        values = {"latency_ms": 1e3 * stats.median, **{k: _number(v) for k, v in numbers.items()}}
+        data = stats.data or []
+        found[one.fullname] = Measured(
+            subject=one.fullname, label=one.name, experiment=one.group or "benchmarks",
+            backend=extra.backend, status="ok",
+            device=extra.gpu or told.machine_info.node,
+            fingerprint=extra.environment_id or told.machine_info.cpu.brand_raw,
+            values=values,
             samples=tuple(1e3 * s for s in data) if len(data) > 1 else None,
-            ratios=tuple(extra["ratios"]) if extra.get("ratios") else None,
+            ratios=tuple(extra.ratios) if extra.ratios else None,
         )  # fmt: skip
     return found
+
+
+def _number(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an integer beyond every float
+        return math.inf
 
 
 def _checked(source: str, measured: dict[str, Measured], only: Selection) -> dict[str, Measured]:
