@@ -50,6 +50,10 @@ PROFILES = {
 }
 
 
+class ProjectionError(ValueError):
+    """A projection that was asked for and is not there."""
+
+
 def cells(grid: Grid, gpu: str) -> Iterator[tuple[Cell, Settings]]:
     """Every cell with the settings of its runs; large batches, where the question is what fits, by one seed."""
     from maxsim_bench.retrieve.contrastive import ENCODER, Settings
@@ -145,6 +149,23 @@ def _line(row: Row) -> str:
     return f"{where}: last loss {json.loads(row.extra or '{}')['losses'][-1]:.4f}, nDCG@10 {row.ndcg_at_10:.4f}"
 
 
+def _write(path: Path, weight: torch.Tensor | None, made: int, before: int, folder: Path) -> None:
+    """The projection as a file, and of which runs it is the best: only runs made now have one.
+
+    Raises:
+        ProjectionError: where no run was made now.
+    """
+    from safetensors.torch import save_file
+
+    if weight is None:
+        raise ProjectionError(
+            f"{path}: not written: none of the {made} runs made now has a projection, and {before} were finished "
+            f"before in {folder}, which keeps none. Name another folder with --into."
+        )
+    save_file({"weight": weight.half().contiguous()}, path)
+    print(f"{path}: the best of {made} runs made now" + (f"; {before} finished before kept none" if before else ""))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse, run, print."""
     parser = command_parser("parity", __doc__ or "")
@@ -160,12 +181,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         machine = this_machine()
         pool = scifact(told.data_dir, machine.device)
-        rows, weight = parity(PROFILES[told.profile], pool, machine, told.into, lambda line: print(line, flush=True))
-        print(f"{len(rows)} rows in {told.into / EXPERIMENT}.csv")
-        if told.projection is not None and weight is not None:
-            from safetensors.torch import save_file
+        made: list[str] = []
 
-            save_file({"weight": weight.half().contiguous()}, told.projection)
+        def say(line: str) -> None:
+            made.append(line)
+            print(line, flush=True)
+
+        rows, weight = parity(PROFILES[told.profile], pool, machine, told.into, say)
+        print(f"{len(rows)} rows in {told.into / EXPERIMENT}.csv")
+        if told.projection is not None:
+            _write(told.projection, weight, len(made), len(rows) - len(made), told.into)
 
 
 if __name__ == "__main__":

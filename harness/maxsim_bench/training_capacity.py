@@ -184,10 +184,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--largest", type=at_least(SMALLEST), default=LARGEST, help="batch size that is tried last")
     parser.add_argument("--step-seconds", type=seconds, default=STEP_SECONDS, help="after which a step is given up")
     told = parser.parse_args(arguments)
-    machine = this_machine()
-    if machine.device != "cuda":
-        parser.error("needs an NVIDIA GPU: what is asked is what fits on one")
     with ended_in_one_line():
+        machine = this_machine()
+        if machine.device != "cuda":
+            parser.error("needs an NVIDIA GPU: what is asked is what fits on one")
         run(machine, told.into, told.largest, lambda line: print(line, flush=True), step_seconds=told.step_seconds)
 
 

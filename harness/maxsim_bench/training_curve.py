@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxsim_bench.declare.cell import Cell, Dtype
+from maxsim_bench.declare.experiment import axis_of
 from maxsim_bench.machine import Machine, this_machine
 from maxsim_bench.modules import Head, command_parser, ended_in_one_line
 from maxsim_bench.record.row import Row
@@ -257,6 +258,12 @@ def _losses(row: Row) -> list[float]:
     return list(json.loads(row.extra or "{}")["losses"])
 
 
+def _holds_curve(row: Row) -> bool:
+    losses = json.loads(row.extra or "{}").get("losses")
+    steps = axis_of(row.cell, "variant.steps")
+    return isinstance(losses, list) and len(losses) == int(steps) and all(isinstance(loss, float) for loss in losses)
+
+
 def _refuse_contradictions(row: Row, base: Row | None, environment: str, path: Path) -> None:
     """A finished row stands only beside curves of one machine, and with the drift that the two curves have."""
     remedy = "Measure all of them again with --force, or name another folder with --into."
@@ -268,6 +275,9 @@ def _refuse_contradictions(row: Row, base: Row | None, environment: str, path: P
     if row.status != "ok" or row.backend == BASELINE:
         return
     told = json.loads(row.extra or "{}")
+    for one in (row, base):
+        if one is not None and not _holds_curve(one):
+            raise CurveError(f"{path}: {one.backend} holds no loss of every step. {remedy}")
     against = None if base is None else base.key
     if told.get("against") != against:
         raise CurveError(
@@ -302,10 +312,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--into", type=Path, default=Path("results/local"), help=f"folder of {EXPERIMENT}.csv")
     parser.add_argument("--force", action="store_true", help="measure finished rows again")
     told = parser.parse_args(arguments)
-    machine = this_machine()
-    if told.profile == "paper" and machine.device != "cuda":
-        parser.error("the published size needs an NVIDIA GPU; --profile smoke runs on a processor")
     with ended_in_one_line():
+        machine = this_machine()
+        if told.profile == "paper" and machine.device != "cuda":
+            parser.error("the published size needs an NVIDIA GPU; --profile smoke runs on a processor")
         rows = run(PROFILES[told.profile], machine, told.into, lambda line: print(line, flush=True), force=told.force)
     print(f"{len(rows)} rows in {told.into / EXPERIMENT}.csv")
 

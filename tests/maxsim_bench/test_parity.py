@@ -66,6 +66,28 @@ def test_what_is_there_already_is_not_trained_again(pool: Pool, tmp_path: Path) 
     assert (again, weight, said) == (rows, None, [])
 
 
+def test_a_projection_says_of_which_runs_it_is_the_best_and_is_refused_of_none(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finished run keeps no projection, so a command that goes on has those of its own runs alone."""
+    monkeypatch.setattr(parity, "this_machine", lambda: CPU)
+    monkeypatch.setattr(contrastive, "scifact", lambda *_: pool)
+    monkeypatch.setitem(PROFILES, "smoke", SMALL)
+    store, file = tmp_path / "training_parity.csv", tmp_path / "p.safetensors"
+    command = ["--profile", "smoke", "--into", str(tmp_path), "--projection", str(file)]
+    parity.main(command)
+    assert capsys.readouterr().out.endswith(f"{file}: the best of 4 runs made now\n")
+    file.unlink()
+    with pytest.raises(SystemExit) as ended:
+        parity.main(command)
+    assert (ended.value.code, file.exists()) == (2, False)
+    assert "none of the 0 runs made now has a projection, and 4 were finished before" in capsys.readouterr().err
+    store.write_text("".join(store.read_text().splitlines(keepends=True)[:-1]))
+    parity.main(command)
+    assert capsys.readouterr().out.endswith(f"{file}: the best of 1 runs made now; 3 finished before kept none\n")
+    assert file.exists()
+
+
 def test_a_run_that_does_not_fit_is_an_oom_row_and_the_others_go_on(pool: Pool, tmp_path: Path, monkeypatch) -> None:
     real = contrastive.train
 

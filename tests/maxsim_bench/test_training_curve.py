@@ -120,6 +120,8 @@ def test_what_is_there_is_not_trained_again_and_a_lost_row_is(tmp_path: Path) ->
         ("train_fused", {"loss_max_abs_drift": 1.0}, "loss_max_abs_drift = 1.0, but"),
         ("train_fused", {"against": "another"}, "is from another, but the one of eager"),
         ("train_eager", {"losses": [2.0] * SMALL.steps}, "but its curve and eager autograd's are"),
+        ("train_eager", {"losses": None}, "train_eager holds no loss of every step"),
+        ("train_fused", {"losses": [2.0]}, "train_fused holds no loss of every step"),
     ],
 )
 def test_rows_that_contradict_each_other_are_refused_until_forced(
