@@ -410,6 +410,8 @@ def merge(sources: tuple[Path, ...]) -> None:
         raise click.UsageError("name at least one source and, last, where to merge into")
     for done in merge_stores(sources[:-1], sources[-1]):
         click.echo(f"{done.path}: {done.added} rows added to {done.present}")
+        for told in done.lost:
+            click.echo(told, err=True)
 
 
 @main.command()

@@ -5,24 +5,29 @@ Room: `record`. May import: declare.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from maxsim_bench.record.environments import add_environments, read_environments
 from maxsim_bench.record.files import StoreError, replace_file
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import append_samples, read_samples
+from maxsim_bench.record.samples import append_samples, read_samples, samples_path
 from maxsim_bench.record.store import Store
 
 
 @dataclass(frozen=True)
 class Merged:
-    """What a merge did to one file: rows it added, and rows that were there already."""
+    """What a merge did to one file: rows it added, and rows that were there already.
+
+    `lost` says what its sources had lost before: a line that was cut off, raw samples of rows that it added.
+    """
 
     path: Path
     added: int
     present: int
+    lost: tuple[str, ...] = ()
 
 
 def merge_rows(parts: Iterable[tuple[str, Iterable[Row]]]) -> list[Row]:
@@ -57,23 +62,46 @@ def merge(sources: Iterable[Path], into: Path) -> list[Merged]:
     plan = []
     for target, origins in files.items():
         present = Store(target).rows()
-        merged = merge_rows([(str(target), present), *((str(o), Store(o).rows()) for o in origins)])
-        plan.append((target, origins, present, merged))
+        parts = [_Part(o, Store(o).rows(), read_samples(o), read_environments(o.parent)) for o in origins]
+        merged = merge_rows([(str(target), present), *((str(part.path), part.rows) for part in parts)])
+        read_samples(target), read_environments(target.parent)  # what cannot be added to is told before, too
+        plan.append((target, parts, present, merged))
     return [_write(*entry) for entry in plan]
 
 
-def _write(target: Path, origins: list[Path], present: list[Row], merged: list[Row]) -> Merged:
+@dataclass(frozen=True)
+class _Part:
+    """What a source holds, read before anything is written."""
+
+    path: Path
+    rows: list[Row]
+    samples: Mapping[str, Any]
+    environments: Mapping[str, Any]
+
+    def lost(self, added: Collection[str]) -> Iterator[str]:
+        """What is missing of it, in words; of its samples those of rows that are added and were timed."""
+        cut = Store(self.path).cut()
+        if cut is not None:
+            yield f"{self.path}: {cut}"
+        bare = [
+            row for row in self.rows if row.key in added and row.latency_ms is not None and row.key not in self.samples
+        ]
+        if bare and samples_path(self.path).exists():
+            yield f"{samples_path(self.path)}: is cut: {len(bare)} of the rows that were added have no samples"
+
+
+def _write(target: Path, parts: list[_Part], present: list[Row], merged: list[Row]) -> Merged:
     store = Store(target)
     added = {row.key for row in merged} - {row.key for row in present}
     with store.lock():
         if store.rows() != present:
             raise StoreError(f"{target}: changed while it was merged. Merge again.")
-        for origin in origins:
-            add_environments(target.parent, read_environments(origin.parent))
-            append_samples(target, {k: v for k, v in read_samples(origin).items() if k in added})
-            _add_details(origin, target)
+        for part in parts:
+            add_environments(target.parent, part.environments)
+            append_samples(target, {k: v for k, v in part.samples.items() if k in added})
+            _add_details(part.path, target)
         store.append(row for row in merged if row.key in added)
-    return Merged(target, len(added), len(present))
+    return Merged(target, len(added), len(present), tuple(told for part in parts for told in part.lost(added)))
 
 
 def _pairs(source: Path, into: Path) -> list[tuple[Path, Path]]:

@@ -13,7 +13,7 @@ from maxsim_bench.record.environments import add_environments, read_environments
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.merge import Merged, merge, merge_rows
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import append_samples, read_samples
+from maxsim_bench.record.samples import append_samples, read_samples, samples_path
 from maxsim_bench.record.store import Store
 
 MakeRow = Callable[..., Row]
@@ -87,3 +87,34 @@ def test_what_lies_beside_a_csv_in_the_folder_of_its_name_goes_along(tmp_path: P
     assert [m.added for m in merge([away], here)] == [1]
     assert (here / "h200" / "fidelity" / "cell.csv").read_text() == "query,reference\nq,0.5\n"
     assert (here / "h200" / "fidelity" / "known.json").read_text() == "ours"
+
+
+@pytest.mark.parametrize("where", ["in", "out"])
+@pytest.mark.parametrize("damaged", ["b.samples.jsonl.gz", "environment.json"])
+def test_a_file_that_cannot_be_read_leaves_every_file_as_it_was(
+    tmp_path: Path, row: MakeRow, where: str, damaged: str
+) -> None:
+    for name, B in (("a", 1), ("b", 2)):
+        Store(tmp_path / "in" / f"{name}.csv").append([row(B)])
+    (tmp_path / "out").mkdir()
+    (tmp_path / where / damaged).write_text("junk")
+    with pytest.raises(StoreError, match=f"{where}/{damaged}"):
+        merge([tmp_path / "in"], tmp_path / "out")
+    assert [p.name for p in (tmp_path / "out").iterdir() if p.name != damaged] == []
+
+
+def test_what_a_source_had_lost_is_told(tmp_path: Path, row: MakeRow) -> None:
+    """Rows without their samples are rows; merging the whole file later would not bring the samples."""
+    source = tmp_path / "in" / "t.csv"
+    Store(source).append([row(1), row(2), row(3)])
+    append_samples(source, {row(1).key: [1]})
+    append_samples(source, {row(2).key: [2]})
+    source.write_bytes(source.read_bytes()[:-5])
+    samples_path(source).write_bytes(samples_path(source).read_bytes()[:-5])
+    (done,) = merge([source], tmp_path / "out")
+    assert (done.added, done.present) == (2, 0)
+    assert done.lost == (
+        f"{source}: the last line is cut; 2 rows read",
+        f"{samples_path(source)}: is cut: 1 of the rows that were added have no samples",
+    )
+    assert merge([source], tmp_path / "out")[0].lost == (f"{source}: the last line is cut; 2 rows read",)
