@@ -151,8 +151,8 @@ class TrainStage:
             return forward
         scores, winner = forward()
         leaf = scores.requires_grad_()
-        g = as_grid(torch.autograd.grad(loss_of(cell)(leaf), leaf)[0], geo)
-        winner = as_grid(winner, geo)
+        g = as_grid(torch.autograd.grad(loss_of(cell)(leaf), leaf)[0], 2)
+        winner = as_grid(winner, 3)
 
         def offsets(rows: csr.Rows) -> torch.Tensor:  # bits: a cast would be timed as well
             return rows.begin[:, :: rows.parts].view(torch.float32)

@@ -33,12 +33,12 @@ def reference_step(cell: Cell, inputs: Inputs) -> Callable[[], object]:
         if stage == "forward":
             return scores
         assert winner is not None
-        winner = as_grid(winner, geo)[..., : geo.Lq]
+        winner = as_grid(winner, 3)[..., : geo.Lq]
         if stage == "csr_build":
             return _offsets(winner, geo).view(torch.float32)
         leaf = scores.requires_grad_()
         loss = loss_of(cell)(leaf)
-        g = as_grid(torch.autograd.grad(loss, leaf)[0], geo)
+        g = as_grid(torch.autograd.grad(loss, leaf)[0], 2)
         dq, dd = gradients(q, d, winner, g, geo, query=stage != "dd", document=stage != "dq")
         if stage == "step":
             return in_shape((loss.detach(), dq, dd), inputs)

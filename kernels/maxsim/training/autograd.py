@@ -143,9 +143,9 @@ def run_backward(
     geo = plan.geo
     if not (query or document):
         return None, None
-    g = as_grid(g, geo)
+    g = as_grid(g, 2)
     if winner is not None:
-        return gradients(plan.backward, q, d, as_grid(winner, geo), g, geo, query=query, document=document)
+        return gradients(plan.backward, q, d, as_grid(winner, 3), g, geo, query=query, document=document)
     from maxsim.training.recompute import gradients_recomputed
 
     return gradients_recomputed(q, d, g, plan, RECOMPUTE_ENTRIES, query=query, document=document)

@@ -50,9 +50,12 @@ def geometry(q: TokenBatch, d: TokenBatch, pairing: Pairing) -> Geometry:
     return Geometry(pairing == "all", q.count, documents_per_query(q, d, pairing), q.max_length, d.max_length)
 
 
-def as_grid(x: Tensor, geo: Geometry) -> Tensor:
-    """Upstream gradients [Nq, B] | [Nq, K] | [Nq] as a view [Nq, K]; argmax [..., Lq] as a view [Nq, K, Lq]."""
-    return x if x.ndim >= 2 and tuple(x.shape[:2]) == (geo.Nq, geo.K) else x.unsqueeze(1)
+def as_grid(x: Tensor, dims: int) -> Tensor:
+    """A view with an axis of documents: upstream gradients [Nq, K] of [Nq, K] | [Nq] (2), argmax [Nq, K, Lq] (3).
+
+    Told by the number of dimensions, not by sizes: the argmax [Nq, 1] of pairs of one query token looks like a grid.
+    """
+    return x if x.ndim == dims else x.unsqueeze(1)
 
 
 def may_overlap(batch: TokenBatch) -> bool:

@@ -33,14 +33,14 @@ def gradients_recomputed(
     whole = _group(plan.geo, entries) >= plan.geo.documents or slot_rows(d) is None or plan.pairing != "all"
     if whole:
         winner = _argmax(q, d, plan)
-        return gradients(plan.backward, q, d, as_grid(winner, plan.geo), g, plan.geo, query=query, document=document)
+        return gradients(plan.backward, q, d, as_grid(winner, 3), g, plan.geo, query=query, document=document)
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     total = torch.zeros(q.values.shape, dtype=wide, device=q.device) if query else None
     dd = gradient_buffer(d) if document else None
     for first, last in _groups(plan.geo, entries):
         part = _documents(d, first, last)
         geo = replace(plan.geo, K=last - first)
-        winner = as_grid(_argmax(q, part, plan), geo)
+        winner = as_grid(_argmax(q, part, plan), 3)
         dq_part, dd_part = gradients(
             plan.backward, q, part, winner, g[:, first:last], geo,
             query=query, document=document, query_dtype=wide,

@@ -25,13 +25,13 @@ def truth(q: TokenBatch, d: TokenBatch, g: Tensor, pairing: str) -> tuple[Tensor
     q = replace(q, values=q.values.detach().double().requires_grad_())
     d = replace(d, values=d.values.detach().double().requires_grad_())
     _, won = reference.float64(q, d, pairing=pairing)
-    won = as_grid(won, geometry(q, d, pairing))
+    won = as_grid(won, 3)
     scores = torch.zeros((), dtype=torch.float64)
     for n, k, i in (won >= 0).nonzero().tolist():
         m = k if pairing == "all" else n * won.shape[1] + k
         row = int(d.row_starts()[m]) + int(won[n, k, i])
         best = q.values[int(q.row_starts()[n]) + i] @ d.values[row]
-        scores = scores + best * as_grid(g, geometry(q, d, pairing))[n, k].double()
+        scores = scores + best * as_grid(g, 2)[n, k].double()
     if not scores.requires_grad:
         return torch.zeros_like(q.values), torch.zeros_like(d.values)
     dq, dd = torch.autograd.grad(scores, (q.values, d.values), allow_unused=True, materialize_grads=True)
@@ -54,7 +54,7 @@ class Backward:
         geo = geometry(q, d, pairing)
         if won is None:
             won = reference.float64(q, d, pairing=pairing)[1][..., : geo.Lq].to(torch.int16)
-        q, d, won, g = (self._move(x) for x in (q, d, as_grid(won, geo), as_grid(g, geo)))
+        q, d, won, g = (self._move(x) for x in (q, d, as_grid(won, 3), as_grid(g, 2)))
         dq, dd = self.call(self.name, q, d, won, g, geo, query=True, document=True)
         return dq.cpu(), dd.cpu()
 
@@ -134,6 +134,8 @@ def random_batches(name: str, dtype: torch.dtype = torch.float32, seed: int = 0)
         return maxsim.tokens(x(2, 33, 8)), maxsim.tokens(x(6, 41, 8)), "candidates"
     if name == "pairs":
         return maxsim.tokens(x(4, 9, 128)), maxsim.tokens(x(4, 11, 128)), "pairs"
+    if name == "pairs of one token":  # whose argmax [Nq, 1] has the sizes of a grid
+        return maxsim.tokens(x(4, 1, 8)), maxsim.tokens(x(4, 11, 8)), "pairs"
     if name == "wide":
         return maxsim.tokens(x(2, 3, 700)), maxsim.tokens(x(2, 5, 700)), "all"
     if name == "few queries":  # so few that programs share the documents of a query
@@ -145,7 +147,8 @@ def random_batches(name: str, dtype: torch.dtype = torch.float32, seed: int = 0)
 
 
 LAYOUTS = (
-    "dense", "lengths", "holes", "left padding", "packed", "candidates", "pairs", "wide", "few queries", "one hub",
+    "dense", "lengths", "holes", "left padding", "packed", "candidates", "pairs", "pairs of one token", "wide",
+    "few queries", "one hub",
 )  # fmt: skip
 
 

@@ -89,7 +89,9 @@ def test_cross_entropy_over_an_empty_document_stays_finite(device):
 
 
 @pytest.mark.parametrize("save", SAVES)
-@pytest.mark.parametrize("layout", ["dense", "lengths", "holes", "packed", "4-D candidates", "pairs"])
+@pytest.mark.parametrize(
+    "layout", ["dense", "lengths", "holes", "packed", "4-D candidates", "pairs", "pairs of one token"]
+)
 def test_gradcheck_in_float64(layout, save):
     Q, D = leaf(2, 3, 4, dtype=torch.float64), leaf(4, 5, 4, dtype=torch.float64, seed=1)
     options: dict[str, Any] = {}
@@ -100,9 +102,11 @@ def test_gradcheck_in_float64(layout, save):
     if layout == "packed":
         D = leaf(20, 4, dtype=torch.float64)
         options = {"d": {"cu_seqlens": torch.tensor([0, 7, 8, 20])}}
-    pairing = {"4-D candidates": "candidates", "pairs": "pairs"}.get(layout, "all")
+    pairing = {"4-D candidates": "candidates", "pairs": "pairs", "pairs of one token": "pairs"}.get(layout, "all")
     if pairing == "pairs":
         D = leaf(2, 5, 4, dtype=torch.float64)
+    if layout == "pairs of one token":
+        Q = leaf(2, 1, 4, dtype=torch.float64)
 
     def scores(Q: Tensor, D: Tensor) -> Tensor:
         q, d = maxsim.tokens(Q, **options.get("q", {})), maxsim.tokens(D, **options.get("d", {}))

@@ -97,7 +97,7 @@ def launches(call: str) -> tuple[Launch, ...]:
 
     q, d, pairing = batches(call)
     geo = geometry(q, d, pairing)
-    winner = as_grid(torch.zeros((geo.Nq, geo.K, geo.Lq), dtype=torch.int16), geo)
+    winner = as_grid(torch.zeros((geo.Nq, geo.K, geo.Lq), dtype=torch.int16), 3)
     with patch.object(room, "launch", record), patch.object(room, "runs_interpreted", lambda: False):
         for path in backward.BACKWARDS:
             if path != "torch":
