@@ -1,6 +1,6 @@
 """What commands run as modules (`python -m maxsim_bench.parity`) share: bounds of options, head of a row, their end.
 
-Orchestration beside `cli.py`. May import: declare, record, measure.
+Orchestration beside `cli.py`. May import: declare, record, measure, `machine.py`, `stopping.py`.
 """
 
 from __future__ import annotations

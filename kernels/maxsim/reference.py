@@ -121,7 +121,7 @@ def _process_wide_precision() -> str:
         return torch.get_float32_matmul_precision()
     except RuntimeError:  # some newer switch disagrees
         try:
-            return "high" if cuda.allow_tf32 else "highest"
+            return "high" if cuda.allow_tf32 else "highest"  # "medium" cannot be told from "high" here
         except RuntimeError:  # that of CUDA: the older one says the other thing
             return "highest" if cuda.fp32_precision == "tf32" else "high"
 

@@ -234,7 +234,7 @@ def condition_mistakes(when: Mapping[str, Any], variants: Collection[str] | None
             elif isinstance(one, list):
                 pending += one
             else:
-                told = _comparison_mistake(axis, one) if comparison(one)[0] else _value_mistake(axis, one)
+                told = _comparison_mistake(axis, one) if comparison(one)[0] else _never_holds(axis, one)
                 if told is not None:
                     yield axis, told
 
@@ -252,7 +252,7 @@ def _comparison_mistake(axis: str, condition: str) -> str | None:
             return f"{condition!r} compares whole numbers, and {name} is none. Write a value, or a list of values."
     if not number:
         return None
-    told = _value_mistake(axis, int(operand))
+    told = _never_holds(axis, int(operand))
     return None if told is None else f"{condition!r}: {told}"
 
 
@@ -261,7 +261,7 @@ def _counts(axis: str) -> bool:
     return axis in AXES and int in (Cell.model_fields[axis].annotation, *get_args(Cell.model_fields[axis].annotation))
 
 
-def _value_mistake(axis: str, value: Any) -> str | None:
+def _never_holds(axis: str, value: Any) -> str | None:
     try:
         axis_value(axis, value)
     except (ValueError, TypeError) as error:

@@ -335,7 +335,7 @@ def _held_back(x):
     """x, of which the compiler knows nothing: what is made of it stays where it is written.
 
     Otherwise the maxima of all quarters of a tile are made before the loop over the documents that end in it, also
-    where no other begins there.
+    where no other begins there. To be removed when test_hopper_kernels stays within its spills without it.
     """
     return gl.inline_asm_elementwise("", "=f,0", [x], dtype=gl.float32, is_pure=False, pack=1)
 
@@ -472,7 +472,7 @@ def _winners(m, mi, BM: gl.constexpr, half: gl.constexpr, own: gl.constexpr):
     """Which index in mi [BM, 4] has a row's greatest value of m, the lowest on a tie: [BM], laid out as `own` reduced.
 
     The four lanes of a quad hold four places of the same rows. Each hands half of its rows to a lane that hands it the
-    other half, twice, so that a row is compared, and stored, by one lane instead of four.
+    other half, twice (once where BM = 64), so that a row is compared, and stored, by one lane (two) instead of four.
     """
     m = gl.reshape(gl.convert_layout(m, half), [BM, 2, 2])
     mi = gl.reshape(gl.convert_layout(mi, half), [BM, 2, 2])
@@ -547,6 +547,7 @@ def _consume(t, w, ring, W: gl.constexpr):
             last = group
         # -- which query and token every row is
         unit, n, _token, valid = _query_rows(t, w, group, r, W)
+        # the same rows as the lanes of `own` hold them, for the argmax; without it the compiler drops them
         _unit, n_own, token_own, valid_own = _query_rows(t, w, group, r_own, W)
         rows = (n_own, token_own, valid_own)
         # the place of a sum, reduced as the maxima are, so that it lies where they come to lie; -1 for no query

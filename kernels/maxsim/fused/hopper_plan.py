@@ -20,7 +20,8 @@ CORE_COLUMNS = (
     512  # columns the tensor core adds up by itself: relative errors reach 7e-7 at d = 512, 1.0e-6 at 768 (H200)
 )
 PAIR_ROWS = 2048  # document rows a program must have for two to share a multiprocessor
-MANY_TILES = 384  # of a query group: a deeper ring is then worth more than having the next group at hand
+MANY_TILES = 384  # of a chunk: a deeper ring is then worth more than the next query group at hand (docs/kernels.md: a
+# step 64 x 64 at 1024 x 1024 2 260 -> 2 065 us on an H200; where it turns was not swept)
 SMALL_SUMS_BYTES = 1 << 20  # partial sums of 64 rows instead of 128 are taken where they stay below this
 H200_PROCESSORS = 132
 
@@ -283,8 +284,9 @@ def _schedule(
         total = waves * (
             tiles * _cycles(tile, QST, argmax, programs, processors, per_processor) + _CHUNK / (2 if QST == 2 else 1)
         )
-        if QST == 2 and tiles >= MANY_TILES:  # the model knows nothing of depth, so this decides between no candidates
-            QST, ST, KS, KC = _ring(tile, False, per_processor) or ring
+        if QST == 2 and tiles >= MANY_TILES:  # the model knows nothing of depth: no candidate wins or loses by this
+            alone = _ring(tile, False, per_processor)
+            QST, ST, KS, KC = alone if alone is not None and alone[1] > ST else ring
         total += _SECOND_KERNEL if tile.sums > 1 else 0
         if best is None or total < best[0] * 0.98:
             plan = HopperPlan(

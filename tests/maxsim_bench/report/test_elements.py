@@ -10,6 +10,7 @@ import pytest
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report import style
 from maxsim_bench.report.axes import MOST_PANELS, panels, slice_for_figures, varying
 from maxsim_bench.report.elements import artefacts, makers
@@ -209,12 +210,27 @@ def test_per_query_values_are_read_from_the_file_beside_the_store(tmp_path: Path
     made.written(tmp_path, [row])
     side = tmp_path / "h200" / "fidelity" / f"scifact-test-minilm-{row.cell.hash()}.csv"
     side.parent.mkdir()
-    side.write_text("query,reference,fused\nq1,1.0,-0.25\nq2,0.5,\n")
+    side.write_text("query,reference,fused\nq1,1.0,-0.25\nq2,0.5,\nq3,1.0,-0.25\n")
     figure = found(load([tmp_path]))["fidelity/queries"]
     assert figure.data.to_dict("list") == {
-        "panel": ["scifact"] * 2, "backend": ["fused"] * 2, "query": ["q1", "q2"], "x": [1.0, 0.5], "y": [0.75, 0.5],
+        "panel": ["scifact"] * 2, "backend": ["fused"] * 2, "x": [1.0, 0.5], "y": [0.75, 0.5], "queries": [2, 1],
     }  # fmt: skip
-    assert "1 of 2 lie off the diagonal" in figure.caption
+    assert "2 of 3 lie off the diagonal" in figure.caption
+
+
+def test_two_encoders_of_a_data_set_are_two_panels_and_two_lines(tmp_path: Path, made: Any) -> None:
+    rows = [ranking("fused", 0.0), ranking("fused", 0.0)]
+    cell = rows[1].cell.model_copy(update={"encoder": "minilm-colbert-128"})
+    rows[1] = rows[1].model_copy(update={"cell": cell})
+    made.written(tmp_path, rows)
+    for row in rows:
+        side = tmp_path / "h200" / "fidelity" / f"scifact-test-{row.cell.encoder}-{row.cell.hash()}.csv"
+        side.parent.mkdir(exist_ok=True)
+        side.write_text("query,reference,fused\nq1,1.0,\n")
+    shown = found(load([tmp_path]))
+    assert list(shown["fidelity/queries"].data["panel"]) == ["scifact\nminilm", "scifact\nminilm-colbert-128"]
+    assert list(shown["summary/quality"].frame["encoder"]) == ["minilm", "minilm-colbert-128"]
+    assert "encoder" in {column.key for column in shown["summary/quality"].columns}
 
 
 def test_the_square_of_lengths_shows_ours_against_the_best_other(made: Any) -> None:
@@ -226,6 +242,25 @@ def test_the_square_of_lengths_shows_ours_against_the_best_other(made: Any) -> N
     first = data.iloc[0]
     best = min(at[32, 128, "eager"], at[32, 128, "lik"])
     assert first["value"] == pytest.approx(best / at[32, 128, "fused"])
+
+
+@pytest.mark.parametrize("experiment", ["forward", "forward_limits"])
+def test_the_readmes_tables_show_ours_as_it_took_turns_with_a_peer(tmp_path: Path, made: Any, experiment: str) -> None:
+    lik, fused = made.sweep([made.cell(experiment, B=1000, Lq=32, Ld=300)], ["lik", "fused"])
+    alone = fused.model_copy(
+        update={"backend_version": "newer", "measured_at": "2099-01-01T00:00:00+00:00", "latency_ms": 1e-6}
+    )
+    root = made.written(tmp_path, [lik, fused, alone])
+    times, rounds = {lik.key: 2.0, fused.key: 1.0, alone.key: 1e-6}, [0, 1, 2]
+    company = {lik.key: ["fused", "lik"], fused.key: ["fused", "lik"], alone.key: ["fused"]}
+    append_samples(
+        root / "h200" / f"{experiment}.csv",
+        {key: {"ms": [ms] * 3, "round": rounds, "interleaved_with": company[key]} for key, ms in times.items()},
+    )
+    name, column = {"forward": ("forward", "fused"), "forward_limits": ("limits", "ours")}[experiment]
+    (line,) = found(load([root]))[f"summary/{name}-h200"].frame.to_dict("records")
+    assert (line[column], line["ratio"]) == (fused.latency_ms, pytest.approx(2.0))
+    assert line["interval"] == "2.00 to 2.00"
 
 
 def test_no_two_functions_make_the_same_artefact_and_all_are_found() -> None:

@@ -141,9 +141,14 @@ def draw_difference(data: pd.DataFrame) -> Drawing:
 
 @element
 def query_by_query(results: Results) -> Iterator[Figure]:
-    """nDCG@10 of each query against the reference's, a panel for each data set, where per-query values were kept."""
+    """nDCG@10 of each query against the reference's, a panel a data set and encoder, where per-query values were kept.
+
+    Queries at one point are one line with their number: which they are, the files beside the rows say.
+    """
     frame = fidelity_rows(results)
-    collections = dict(zip(frame["cell_hash"], frame["collection"], strict=True))
+    several = frame.groupby("collection")["encoder"].transform("nunique") > 1
+    titles = frame["collection"].where(~several, frame["collection"] + "\n" + frame["encoder"].astype(str))
+    panels = dict(zip(frame["cell_hash"], titles, strict=True))
     parts, sources, seen = [], set(), set()
     for row in results.rows:
         if row.cell.op != "fidelity" or row.cell.hash() in seen:
@@ -156,13 +161,15 @@ def query_by_query(results: Results) -> Iterator[Figure]:
         queries = kept[1].set_index("query")
         for backend in queries.columns.drop("reference"):
             part = pd.DataFrame({"x": queries["reference"], "y": queries["reference"] + queries[backend].fillna(0.0)})
-            parts.append(part.reset_index().assign(panel=collections[row.cell.hash()], backend=backend))
+            parts.append(part.assign(panel=panels[row.cell.hash()], backend=backend))
     if parts:
-        data = pd.concat(parts, ignore_index=True)[["panel", "backend", "query", "x", "y"]]
-        moved = int((data["x"] != data["y"]).sum())
+        points = pd.concat(parts, ignore_index=True).groupby(["panel", "backend", "x", "y"], sort=False)
+        data = points.size().reset_index(name="queries")
+        moved = int(data.loc[data["x"] != data["y"], "queries"].sum())
         yield Figure(
             "fidelity/queries", "nDCG@10 of each query against the FP32 reference", data, draw_queries,
-            tuple(sorted(sources)), f"A point is a query; {moved} of {len(data)} lie off the diagonal.",
+            tuple(sorted(sources)),
+            f"A point is a query, or several; {moved} of {data['queries'].sum()} lie off the diagonal.",
         )  # fmt: skip
 
 
