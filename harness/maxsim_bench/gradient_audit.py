@@ -21,11 +21,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maxsim_bench.children import Child
 from maxsim_bench.declare.cell import Cell, Dtype
 from maxsim_bench.machine import Machine, this_machine
 from maxsim_bench.measure import clock
 from maxsim_bench.modules import at_least, command_parser, ended_in_one_line
+from maxsim_bench.record.children import DYING_SECONDS, Child
 from maxsim_bench.record.row import Row
 
 if TYPE_CHECKING:
@@ -42,7 +42,6 @@ PARTS = 10  # of a dtype: with sixteen processors few wait for the last, and few
 MOST_PROCESSES = 16  # by then it is the longest part that counts, and each holds a context of the device
 PROCESS_BYTES = 6 << 30  # of the device, for the float64 reference of one pair and the context
 TELL_EVERY_S = 20.0
-_DYING_SECONDS = 5.0  # between the end of a process's pipe and its own
 
 
 @dataclass(frozen=True)
@@ -267,7 +266,7 @@ def _answer(child: Child, name: str) -> tuple[str, Any]:
     try:
         kind, answer = child.channel.recv()
     except (EOFError, OSError):
-        raise AuditError(f"at {name}: its process died with exit status {child.end(_DYING_SECONDS)}") from None
+        raise AuditError(f"at {name}: its process died with exit status {child.end(DYING_SECONDS)}") from None
     return kind, answer
 
 

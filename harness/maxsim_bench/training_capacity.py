@@ -19,10 +19,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from maxsim_bench.children import Child
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.machine import Machine, this_machine
 from maxsim_bench.modules import at_least, command_parser, ended_in_one_line, seconds
+from maxsim_bench.record.children import DYING_SECONDS, Child
 from maxsim_bench.record.row import Row, Status
 
 EXPERIMENT = "training_capacity"
@@ -35,7 +35,6 @@ BACKENDS = (
 )  # fmt: skip
 STEP_SECONDS = 40.0  # of one step, compilation and a peer's tuning included
 START_SECONDS = 60.0  # until a process has loaded its libraries and opened the device
-_DYING_SECONDS = 5.0  # between the end of a process's pipe and its own
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _climbed(name: str, machine: Machine, sizes: Sequence[int], climb: Climb, st
             try:
                 told = child.channel.recv()
             except (EOFError, OSError):
-                yield Step(B, "crash", error=f"its process died: exit status {child.end(_DYING_SECONDS)}")
+                yield Step(B, "crash", error=f"its process died: exit status {child.end(DYING_SECONDS)}")
                 return
             if isinstance(told, str):
                 raise RuntimeError(f"{name} at B = {B}, in its process:\n{told}")

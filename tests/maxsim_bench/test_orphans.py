@@ -1,12 +1,14 @@
 """No process outlives who started it, however that one ends: nobody would take its answer, and it occupies a device.
 
-Five kinds of process are started in as many ways; those that draw figures are in `report/test_build.py`. Each hangs
-here, so that it would not notice that the other end of its channel is gone.
+Five kinds of process are started in as many ways, and all but ranks end in one (`record/children.py`, which backends
+may not import). Those that draw figures are in `report/test_build.py`. Each hangs here, so that it would not notice
+that the other end of its channel is gone.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,11 +17,12 @@ from pathlib import Path
 import psutil
 import pytest
 
+HARNESS = Path(__file__).parents[2] / "harness" / "maxsim_bench"
 SESSIONS = Path(__file__).parent / "run" / "fixtures"
 
 CHILD = """
 import os, time
-from maxsim_bench.children import Child
+from maxsim_bench.record.children import Child
 
 def work(channel):
     print(os.getpid(), flush=True)
@@ -68,6 +71,27 @@ if __name__ == "__main__":
 """
 
 
+TOLD_OF_NO_END = """
+import os, subprocess, sys, time
+from maxsim_bench.record.children import end_with
+
+if len(sys.argv) == 1:
+    subprocess.Popen([sys.executable, __file__, str(os.getpid())])
+else:
+    sys.platform = "darwin"
+    end_with(int(sys.argv[1]))
+    print(os.getpid(), flush=True)
+time.sleep(3600)
+"""
+STARTED_TOO_LATE = """
+import os
+from maxsim_bench.record.children import end_with
+
+end_with(os.getpid())
+print("lives")
+"""
+
+
 def alive(pid: int) -> bool:
     """Whether the process runs; one that has ended may wait for an ancestor to ask how."""
     try:
@@ -76,10 +100,19 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="elsewhere a hanging worker or rank is not told of its parent's end"
-)
-@pytest.mark.parametrize("program", [CHILD, AUDIT, WORKER, RANK], ids=["child", "audit", "worker", "rank"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        pytest.param(CHILD, id="child"),
+        pytest.param(AUDIT, id="audit"),
+        pytest.param(WORKER, id="worker"),
+        pytest.param(TOLD_OF_NO_END, id="where Linux is not"),
+        pytest.param(
+            RANK, id="rank",
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a hanging rank is not told"),
+        ),
+    ],
+)  # fmt: skip
 def test_a_process_that_hangs_ends_with_the_one_that_started_it(program: str, tmp_path: Path) -> None:
     path = tmp_path / "program.py"
     path.write_text(program)
@@ -103,3 +136,15 @@ def test_a_process_that_hangs_ends_with_the_one_that_started_it(program: str, tm
         parent.wait()
         if child is not None and alive(child):
             psutil.Process(child).kill()
+
+
+def test_a_process_whose_parent_ended_before_it_asked_ends_too() -> None:
+    done = subprocess.run([sys.executable, "-c", STARTED_TOO_LATE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "")
+
+
+def test_how_a_process_ends_with_its_parent_is_written_once() -> None:
+    """And once more in `backends`, which may import nothing but `declare`."""
+    asks = re.compile(r"\b(prctl|parent_process|getppid)\(")
+    found = {path.relative_to(HARNESS).as_posix() for path in HARNESS.rglob("*.py") if asks.search(path.read_text())}
+    assert found == {"record/children.py", "backends/ddp_ranks.py"}

@@ -5,7 +5,6 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -16,6 +15,7 @@ from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
+from maxsim_bench.record.children import end_with
 from maxsim_bench.report import style
 from maxsim_bench.report.claims import Ledger, ledger, read_paper
 from maxsim_bench.report.claims.tables import ledger_tables
@@ -37,7 +37,6 @@ PAGE = "report.html"
 COMMAND = ("maxsim-bench", "report")
 _MOST_WORKERS = 8
 _FIGURES_A_WORKER = 6  # fewer are drawn sooner than another process has imported matplotlib
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -187,23 +186,20 @@ def _draw(out: Path, figures: Sequence[Figure], say: Callable[[str], None] | Non
         return len(figures)
     # forked: a spawned process runs the caller's main module again, which a notebook or a piped script does not have
     with ProcessPoolExecutor(
-        workers, mp_context=get_context("fork"), initializer=_end_with, initargs=(os.getpid(),)
+        workers, mp_context=get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
     ) as pool:
         for name in pool.map(partial(_write_figure, out), figures, chunksize=2):
             told(name)
     return len(figures)
 
 
-def _end_with(parent: int) -> None:
-    """Ask Linux to kill this worker when its parent ends, however it ends: it would wait for work for ever.
-
-    A forked worker holds the other end of its own queue, so it never sees that queue closed. Ctrl-C is the parent's.
+def _begin(parent: int) -> None:
+    """What a worker does first. It holds the other end of its own queue, so it would wait for work for ever after its
+    parent; Ctrl-C is the parent's.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it ended before the request was made
+    end_with(parent)
 
 
 def _write_figure(out: Path, figure: Figure) -> str:

@@ -5,18 +5,18 @@ Room: `retrieve`. May import: record, backends. Results come back over a pipe, n
 
 from __future__ import annotations
 
-import multiprocessing
-import multiprocessing.connection
-import os
 import signal
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from maxsim_bench.record.children import DYING_SECONDS, Child
+
 T = TypeVar("T")
 
 _abandoned = threading.Event()
+_running: set[Child] = set()
 
 
 class Dead(RuntimeError):  # noqa: N818  # a fact about the process, turned into a row's status
@@ -34,8 +34,8 @@ class Abandoned(RuntimeError):  # noqa: N818  # somebody stopped the run; no fac
 def abandon() -> None:
     """End every process of `in_own_process` and let no other begin, until `resume`. For a run that is interrupted."""
     _abandoned.set()
-    for process in multiprocessing.active_children():
-        process.kill()
+    for child in list(_running):
+        child.kill()
 
 
 def resume() -> None:
@@ -44,7 +44,7 @@ def resume() -> None:
 
 
 def in_own_process(work: Callable[..., T], arguments: tuple[Any, ...], timeout_s: float) -> T:
-    """`work(*arguments)` in a fresh process; an exception that it raises is raised here.
+    """`work(*arguments)` in a fresh process; an exception that it raises is raised here. Any other end ends it too.
 
     Raises:
         Dead: if the process dies, or has not answered after `timeout_s` and was killed.
@@ -52,45 +52,35 @@ def in_own_process(work: Callable[..., T], arguments: tuple[Any, ...], timeout_s
     """
     if _abandoned.is_set():
         raise Abandoned("the run was stopped")
-    context = multiprocessing.get_context("spawn")  # a forked process could not use the GPU
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_child, args=(sender, work, arguments))
-    process.start()
-    sender.close()
+    child = Child(_answer, work, arguments)
+    _running.add(child)
     try:
-        if not receiver.poll(timeout_s):
-            process.kill()
+        if _abandoned.is_set():  # while the process was started
+            raise Abandoned("the run was stopped")
+        if not child.channel.poll(timeout_s):
             raise Dead("timeout", f"no answer after {timeout_s:g} s")
-        answered, value = receiver.recv()
-    except EOFError:
-        process.join()
+        answered, value = child.channel.recv()
+        child.end(DYING_SECONDS)  # what it printed is on its way
+    except (EOFError, OSError):  # the latter in the middle of an answer
+        code = child.end(DYING_SECONDS)
         if _abandoned.is_set():
             raise Abandoned("the run was stopped") from None
-        raise Dead("crash", _end(process.exitcode)) from None
+        raise Dead("crash", _end(code)) from None
     finally:
-        process.join()
-        receiver.close()
+        _running.discard(child)
+        child.end()
     if not answered:
         raise value
     result: T = value
     return result
 
 
-def _child(sender: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+def _answer(channel: Connection, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
     try:
         answer = (True, work(*arguments))
     except Exception as error:  # carried over and raised on the other side
         answer = (False, error)
-    sender.send(answer)
-
-
-def _end_with_parent() -> None:
-    """Nobody would read the answer, and the device would be busy with it."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    multiprocessing.connection.wait([parent.sentinel])
-    os._exit(1)
+    channel.send(answer)
 
 
 def _end(code: int | None) -> str:

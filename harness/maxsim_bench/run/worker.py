@@ -5,19 +5,17 @@ Room: `run`. May import: declare, record, measure, backends.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
-import signal
 import sys
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
 
+from maxsim_bench.record.children import end_with
 from maxsim_bench.run.protocol import LostDeviceError, Session, load
 
 LOST_DEVICE = 86  # exit status after the device was lost; any number that signals and Python do not use
-_PR_SET_PDEATHSIG = 1
 
 
 def serve(channel: Connection, parent: int) -> int:
@@ -26,7 +24,7 @@ def serve(channel: Connection, parent: int) -> int:
     Messages in: ("setup", WorkerSetup), then any of ("ceilings",) and ("measure", CellRequest). Out: ("step", text) any
     number of times, then one of ("done", value), ("raised", traceback) and ("lost", text).
     """
-    _die_with(parent)
+    end_with(parent)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is a row; a dump of gigabytes takes long
     session: Session | None = None
     while True:
@@ -57,14 +55,6 @@ def _answer(session: Session | None, message: tuple[Any, ...], channel: Connecti
     if message[0] == "measure":
         return session.measure(message[1], lambda text: channel.send(("step", text)))
     raise RuntimeError(f"unknown message {message[0]!r}")
-
-
-def _die_with(parent: int) -> None:
-    """Ask Linux to kill this process when its parent ends, however it ends: no orphan may occupy a device."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(0)  # it ended before the request was made
 
 
 def main() -> None:
