@@ -16,6 +16,8 @@ from maxsim_bench.declare.estimate import capacity, eager_bytes, input_bytes, pl
 from maxsim_bench.declare.experiment import Experiment, LeftOut, Plan, Planned, ProfileName
 from maxsim_bench.declare.select import select
 
+IDLE = "leaves nothing out, on any card under any profile"
+
 
 class Outline(BaseModel):
     """The exact grid of one experiment on one card, after filters, with estimates.
@@ -92,7 +94,7 @@ def outline_lines(plan: Outline, *, cells: bool = True) -> list[str]:
     for (why, backends), count in reasons.items():
         lines.append(f"  left out: {count} × {' '.join(backends) if backends else 'cell'}: {why}")
     for why in plan.idle:
-        lines.append(f"  leaves nothing out, on any card under any profile: {why}")
+        lines.append(f"  {IDLE}: {why}")
     for gpu, count in plan.elsewhere.items():
         if count:
             command = f"maxsim-bench run {plan.experiment} --profile {plan.profile}"

@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 from rich.text import Text
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.planning import describe, duration, varying
+from maxsim_bench.planning import IDLE, describe, duration, varying
 from maxsim_bench.record.row import WIDE_PERCENT, Row
 
 if TYPE_CHECKING:
@@ -68,6 +68,10 @@ class SweepProgress:
     def waiting(self, text: str) -> None:
         """A line for a cell that takes long, so that a stall names its cause."""
         self._line(f"{self._name}, {text}")
+
+    def idle(self, why: str) -> None:
+        """A line, before the first cell, for a constraint that leaves nothing out: a sweep may take hours."""
+        self._line(f"{self._name}, a constraint that {IDLE}: {why}")
 
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)

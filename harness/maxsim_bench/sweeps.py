@@ -107,6 +107,8 @@ def sweep(request: Request) -> Swept:
         cells = [(p.cell, p.backends) for p in plan.planned]
         store = Store(r.folder / f"{experiment.name}.csv")
         with SweepProgress(experiment.name, [cell for cell, _ in cells]) as progress:
+            for why in plan.idle:
+                progress.idle(why)
             summary = run_sweep(
                 experiment.under(r.profile), cells, store, options, progress.cell, waiting=progress.waiting
             )

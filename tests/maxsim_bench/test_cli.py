@@ -150,6 +150,16 @@ def test_a_dry_run_measures_nothing(invoke: Invoke) -> None:
 
 
 @pytest.mark.slow
+def test_run_tells_before_the_first_cell_of_a_constraint_that_leaves_nothing_out(invoke: Invoke) -> None:
+    path = Path("experiments/tiny.toml")
+    path.write_text(path.read_text() + '\n[[leave_out]]\nwhen = { B = 20 }\nwhy = "mistyped"\n')
+    done = invoke("run", "tiny", "--where", "B=1", "--backend", "eager")
+    first, second = done.stderr.splitlines()
+    assert first == "tiny, a constraint that leaves nothing out, on any card under any profile: mistyped"
+    assert second.startswith("[1/1] tiny")
+
+
+@pytest.mark.slow
 def test_run_measures_resumes_and_forces(invoke: Invoke) -> None:
     done = invoke("run", "tiny", "--timeout", "60")
     assert (done.exit_code, done.stdout) == (0, "measured: 3 ok; finished before: 0; rows in results/local\n")

@@ -233,7 +233,7 @@ class Experiment(_Declared):
         }
 
     def idle(self) -> list[LeaveOut]:
-        """Constraints that match no cell of any card under any profile: a mistake that no grid would show."""
+        """Constraints that leave nothing out, on any card under any profile: a mistake that no grid would show."""
         from maxsim_bench.declare.grid import idle
 
         return idle(self)

@@ -36,7 +36,8 @@ def expand(experiment: Experiment, gpu: str) -> Plan:
     if gpu not in named and (gpu == "cpu" or "any" not in named):
         return plan
     for cell in dict.fromkeys(_product(experiment, gpu)):
-        why = _left_out(experiment, cell)
+        rule = _rule_on(experiment, cell)
+        why = _unfit(experiment, cell) if rule is None else rule.why
         if why is not None:
             plan.left_out.append(LeftOut(cell=cell, why=why))
             continue
@@ -50,7 +51,9 @@ def expand(experiment: Experiment, gpu: str) -> Plan:
 
 
 def idle(experiment: Experiment) -> list[LeaveOut]:
-    """Constraints of the file and its profiles that match no cell of any card under any profile."""
+    """Constraints of the file and its profiles that leave nothing out of the grid of any card under any profile: they
+    match no cell, or others before them leave out all that they match.
+    """
     waiting = [*experiment.leave_out, *(rule for p in experiment.profiles.values() for rule in p.leave_out)]
     for profile in PROFILES:
         under = experiment.under(profile)
@@ -58,7 +61,8 @@ def idle(experiment: Experiment) -> list[LeaveOut]:
         for gpu in cards:
             rules = [rule for rule in waiting if rule in under.leave_out]
             for cell in _product(under, gpu) if rules else ():
-                rules = [rule for rule in rules if not matches(rule.when, cell)]
+                acting = _acting(under, cell) if any(matches(rule.when, cell) for rule in rules) else []
+                rules = [rule for rule in rules if rule not in acting]
                 if not rules:
                     break
             waiting = [rule for rule in waiting if rule not in under.leave_out or rule in rules]
@@ -80,10 +84,22 @@ def _rules_on_backends(experiment: Experiment, cell: Cell) -> list[LeaveOut]:
     ]
 
 
-def _left_out(experiment: Experiment, cell: Cell) -> str | None:
-    for rule in experiment.leave_out:
-        if rule.backends is None and matches(rule.when, cell):
-            return rule.why
+def _rule_on(experiment: Experiment, cell: Cell) -> LeaveOut | None:
+    """The first constraint that leaves out the cell."""
+    rules = (rule for rule in experiment.leave_out if rule.backends is None and matches(rule.when, cell))
+    return next(rules, None)
+
+
+def _acting(experiment: Experiment, cell: Cell) -> list[LeaveOut]:
+    """Constraints that leave out something here: this cell, or backends of it."""
+    rule = _rule_on(experiment, cell)
+    if rule is not None:
+        return [rule]
+    return _rules_on_backends(experiment, cell) if _unfit(experiment, cell) is None else []
+
+
+def _unfit(experiment: Experiment, cell: Cell) -> str | None:
+    """Why no backend could run the cell, if its inputs alone take more memory than there is."""
     room = capacity(cell)
     needed = input_bytes(cell)
     if experiment.unfit == "leave_out" and room is not None and needed > room:

@@ -116,6 +116,27 @@ def test_a_cell_whose_inputs_exceed_the_card_is_left_out_with_the_sizes() -> Non
     assert len(experiment(**big, unfit="run").cells("a100-40gb")) == 2
 
 
+def test_a_constraint_is_idle_where_others_leave_out_all_that_it_matches() -> None:
+    tiny = experiment(
+        axes={"B": [1, 2, 10**6], "Ld": 1024, "Lq": 32, "Nq": 1, "d": 128, "dtype": "fp16", "gpu": "a100-40gb"},
+        leave_out=[
+            {"when": {"B": 2}, "why": "acts"},
+            {"when": {"B": [1, 2]}, "why": "acts on what is left"},
+            {"when": {"B": "<= 2"}, "why": "hidden"},
+            {"when": {"B": 2}, "backends": ["fused"], "why": "of a cell that is left out"},
+            {"when": {"B": 10**6}, "backends": ["fused"], "why": "of a cell that does not fit"},
+            {"when": {"B": 4}, "why": "matches none"},
+            {"when": {"B": 3}, "backends": ["eager"], "why": "acts where the profile has the cell"},
+            {"when": {"B": 3}, "backends": ["fused"], "why": "of a backend that the profile does not have"},
+        ],
+        profiles={"smoke": {"axes": {"B": [3]}, "backends": ["eager"]}},
+    )
+    assert [rule.why for rule in tiny.idle()] == [
+        "hidden", "of a cell that is left out", "of a cell that does not fit", "matches none",
+        "of a backend that the profile does not have",
+    ]  # fmt: skip
+
+
 def test_variants_are_axes_of_their_own() -> None:
     tiny = experiment(
         axes={"variant": {"path": ["csr", "atomic"], "loss": "sum"}},
