@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import Status
 from maxsim_bench.machine import Machine, this_machine
 from maxsim_bench.modules import at_least, command_parser, ended_in_one_line, seconds
 from maxsim_bench.record.children import DYING_SECONDS, Child
-from maxsim_bench.record.row import Row, Status
+from maxsim_bench.record.row import Row
 
 EXPERIMENT = "training_capacity"
 LENGTH, DIMENSION = 1024, 128

@@ -15,10 +15,10 @@ from typing import Any, Literal, get_args
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from maxsim_bench.declare.cell import Cell, row_key
+from maxsim_bench.declare.experiment import Status
 
 SCHEMA_VERSION = 1
 WIDE_PERCENT = 10  # half the interval of a median, in percent, beyond which a time is shown as doubtful
-Status = Literal["ok", "incorrect", "oom", "error", "timeout", "crash", "unsupported", "skipped"]
 
 # What only a successful measurement may hold.
 MEASURED = (

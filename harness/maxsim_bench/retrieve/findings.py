@@ -14,7 +14,8 @@ from typing import Any, cast
 from maxsim_bench.backends import registry
 from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.record.row import Row, Status
+from maxsim_bench.declare.experiment import Status
+from maxsim_bench.record.row import Row
 from maxsim_bench.retrieve import details
 from maxsim_bench.retrieve.audit import EXACT_SHARE, Audit, audit, limit_of, ranking_of
 from maxsim_bench.retrieve.cache import Progress, document_embeddings, query_embeddings

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
-from maxsim_bench.record.row import Row, Status
+from maxsim_bench.declare.experiment import Status
+from maxsim_bench.record.row import Row
 from maxsim_bench.run.process import HarnessError, WorkerDiedError, WorkerProcess
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, WorkerSetup
 from maxsim_bench.run.rows import failed_row

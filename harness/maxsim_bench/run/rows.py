@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from maxsim_bench.declare.experiment import Status
 from maxsim_bench.measure.ceilings import Ceilings, percent_of_ceiling
 from maxsim_bench.measure.clock import utc_now
 from maxsim_bench.measure.errors import Errors
@@ -16,7 +17,7 @@ from maxsim_bench.measure.memory import MemoryReading
 from maxsim_bench.measure.nvml import Conditions
 from maxsim_bench.measure.statistics import Interval, paired_ratio
 from maxsim_bench.measure.timer import Timing
-from maxsim_bench.record.row import Row, Status
+from maxsim_bench.record.row import Row
 from maxsim_bench.run.protocol import CellRequest, Hello
 from maxsim_bench.run.work import Work
 

@@ -14,13 +14,13 @@ from typing import Any
 
 from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell, row_key
-from maxsim_bench.declare.experiment import Experiment
+from maxsim_bench.declare.experiment import Experiment, Status
 from maxsim_bench.measure import clock
 from maxsim_bench.measure.failures import describe
 from maxsim_bench.measure.timer import TimingBudget
 from maxsim_bench.record.environments import add_environments
 from maxsim_bench.record.files import undisturbed
-from maxsim_bench.record.row import Row, Status
+from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import append_samples
 from maxsim_bench.record.store import Store
 from maxsim_bench.run.executor import Executor, LocalExecutor
