@@ -24,12 +24,10 @@ class MemoryReading:
         peak_extra_bytes: highest allocated during the call minus allocated just before, results included, plus what
             CUDA graphs hold privately for it.
         peak_reserved_bytes: highest reserved by the allocator during the call.
-        pool_bytes: the part of `peak_extra_bytes` that lies in pools of CUDA graphs.
     """
 
     peak_extra_bytes: int
     peak_reserved_bytes: int
-    pool_bytes: int
 
 
 def measure_peak(call: Callable[[], object], device: str, pools_before: int = 0) -> MemoryReading | None:
@@ -59,7 +57,7 @@ def measure_peak(call: Callable[[], object], device: str, pools_before: int = 0)
     torch.cuda.synchronize()
     peak, reserved = torch.cuda.max_memory_allocated(), torch.cuda.max_memory_reserved()
     del output
-    return MemoryReading(peak - before + pools, reserved, pools)
+    return MemoryReading(peak - before + pools, reserved)
 
 
 def allocated(device: str) -> int | None:

@@ -198,7 +198,6 @@ class Letters:
     """An encoder without weights: one token a letter, its embedding a fixed random unit vector."""
 
     identity: Any
-    images: bool = False
     calls: list[int] | None = None
 
     def on(self, device: str) -> Letters:

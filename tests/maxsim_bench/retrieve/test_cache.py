@@ -48,7 +48,7 @@ def test_other_texts_or_another_encoder_are_another_entry(letters) -> None:
 def test_an_interrupted_run_goes_on_where_it_stopped(letters) -> None:
     class Dies:
         def __init__(self, inner, after):
-            self.inner, self.left, self.identity, self.images = inner, after, inner.identity, False
+            self.inner, self.left, self.identity = inner, after, inner.identity
 
         def on(self, device):
             return self
@@ -102,7 +102,7 @@ def test_an_unfinished_entry_is_not_opened(letters) -> None:
 
 def test_an_encoder_that_returns_too_few_is_an_error(letters) -> None:
     class Lazy:
-        identity, images = letters().identity, False
+        identity = letters().identity
 
         def on(self, device):
             return self

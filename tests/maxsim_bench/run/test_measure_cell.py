@@ -220,7 +220,7 @@ def test_a_second_set_of_inputs_leaves_room_for_the_largest_call(
     request = CellRequest(make_cell(), ("honest",), {"honest": "1"}, "honest", budget=QUICK)
     measuring = measure_cell.CellMeasurement(request, hello, measured_backends.get, lambda _: None)
     measuring.input_bytes = measuring.resident = 8 << 30
-    measuring.outcomes["honest"].memory = MemoryReading(peak, peak, 0)
+    measuring.outcomes["honest"].memory = MemoryReading(peak, peak)
     assert measuring._count_sets() == sets
 
 

@@ -70,11 +70,6 @@ class Encoder(Protocol):
         """What decides the embeddings."""
         ...
 
-    @property
-    def images(self) -> bool:
-        """Whether documents are page images rather than text."""
-        ...
-
     def on(self, device: str) -> Encoder:
         """The same encoder with its weights on `device` ("cpu", "cuda:1")."""
         ...

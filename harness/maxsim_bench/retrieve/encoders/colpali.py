@@ -37,8 +37,6 @@ BATCH = {"cpu": 1, "cuda": 8}  # pages at a time: a page is about a thousand tok
 class ColPaliEngine:
     """A model of colpali-engine with its processor on one device."""
 
-    images = True
-
     def __init__(self, model: str, revision: str | None, device: str) -> None:
         self.model, self.revision, self.device = model, revision, device
         self.family = family_of(model)

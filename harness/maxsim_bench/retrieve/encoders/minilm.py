@@ -39,8 +39,6 @@ BATCH_TOKENS = {"cpu": 4096, "cuda": 65536}
 class MiniLM:
     """The encoder on one device; a text is cut to `length` tokens, [CLS] and [SEP] included."""
 
-    images = False
-
     def __init__(self, folder: Path, length: int, device: str) -> None:
         self.folder, self.length, self.device = folder, length, device
 

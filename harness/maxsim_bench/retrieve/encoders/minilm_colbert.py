@@ -29,8 +29,6 @@ WEIGHTS = "minilm_colbert_128.safetensors"
 class MiniLMColBERT:
     """The encoder on one device: another encoder's tokens, projected and normalised again."""
 
-    images = False
-
     def __init__(self, base: Encoder, options: str, device: str) -> None:
         self.base, self.options, self.device = base, options, device
 

@@ -72,8 +72,6 @@ class Bundle:
 class Precomputed:
     """The folder as an encoder: it answers for the ids it holds, and encodes nothing."""
 
-    images = False
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.identity = _identity(folder)

@@ -29,8 +29,6 @@ BATCH = 32
 class PyLate:
     """A `pylate.models.ColBERT` on one device."""
 
-    images = False
-
     def __init__(self, model: str, revision: str | None, device: str) -> None:
         self.model, self.revision, self.device = model, revision, device
 

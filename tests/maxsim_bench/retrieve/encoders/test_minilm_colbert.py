@@ -15,7 +15,6 @@ from maxsim_bench.retrieve.encoders.registry import encoder_kinds
 class Base:
     """An encoder of 384-wide random unit tokens, one a character."""
 
-    images = False
     identity = Identity(name="minilm", model="some/model", revision="sha256:0", query_length=256, d=384)
 
     def on(self, device: str) -> Base:
