@@ -3,11 +3,13 @@
     python -m maxsim_bench.gradient_audit                      # rows in results/local/gradient_audit_float64.csv
     python -m maxsim_bench.gradient_audit --pairs 4            # a few shapes: seconds
 
+The rows of a dtype are written when its last pair is done. Stopped by Ctrl-C, the same command goes on from the rows
+that are there, and begins the dtype that it was at from its first pair.
+
 Orchestration beside `cli.py`. In: this machine. Out: a row a dtype and backward path: `ok` if every discrepancy is
 a tie or a rounding, `incorrect` if one is neither; in `extra` the worst errors, how many discrepancies there are of
 each kind and cause, and the first of them. Nothing here is timed, so processes work side by side, each at some pairs of
-a dtype by every path. Stopped by Ctrl-C, the same command goes on from the rows that are there. May import every room;
-torch only inside functions.
+a dtype by every path. May import every room; torch only inside functions.
 """
 
 from __future__ import annotations
@@ -155,7 +157,7 @@ def run(
     machine: Machine, folder: Path, pairs: int, processes: int, say: Callable[[str], None], make: Make = audited,
     tell_every_s: float = TELL_EVERY_S,
 ) -> list[Row]:  # fmt: skip
-    """Audit what the store does not hold yet; all rows of these jobs. A row is written as soon as its job is done.
+    """Audit what the store does not hold yet; all rows of these jobs. Those of a dtype are written when it is done.
 
     Args:
         processes: parts at a time; 1 runs them in this process.

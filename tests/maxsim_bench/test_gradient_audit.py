@@ -149,6 +149,33 @@ def test_what_is_there_is_not_audited_again(tmp_path: Path) -> None:
     assert len(asked) == len(rows) == 3
 
 
+def test_a_stop_costs_the_dtype_that_it_was_at_and_no_other_as_the_help_says(tmp_path: Path, capsys) -> None:
+    stopped = False
+    asked: list[tuple[str | None, tuple[int, ...]]] = []
+
+    def make(part: Part, note: Note) -> dict[str, Report]:
+        nonlocal stopped
+        asked.append((part.jobs[0].cell.dtype, part.numbers))
+        if len(asked) == len(bf16) + len(fp16) and not stopped:  # at the last part of the second dtype
+            stopped = True
+            raise KeyboardInterrupt
+        return tie(part, note)
+
+    fp16, bf16, fp32 = (
+        [(dtype, part.numbers) for part in parts(list(jobs(CPU, 8))) if part.jobs[0].cell.dtype == dtype]
+        for dtype in ("fp16", "bf16", "fp32")
+    )
+    assert len(bf16) > 1
+    with pytest.raises(KeyboardInterrupt):
+        run(CPU, tmp_path, 8, 1, lambda line: None, make)
+    assert [row.cell.dtype for row in Store(tmp_path / "gradient_audit_float64.csv").rows()] == ["fp16"]
+    run(CPU, tmp_path, 8, 1, lambda line: None, make)
+    assert asked == fp16 + bf16 + bf16 + fp32
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "begins the dtype that it was at from its first pair" in capsys.readouterr().out
+
+
 def test_every_deterministic_path_is_audited_on_a_gpu() -> None:
     found = {(job.cell.dtype, job.path) for job in jobs(CARD, 128)}
     assert found == {(d, p) for d in ("fp16", "bf16", "fp32") for p in ("csr", "csr_sort", "onehot")}
