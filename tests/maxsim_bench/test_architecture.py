@@ -41,7 +41,7 @@ HEAVY = {
     "late_interaction_kernels", "colpali_engine", "pylate", "maxsim",
 }  # fmt: skip
 # Triton kernels exist from the import of their module on; these are imported inside functions only.
-DEFINES_KERNELS = {"measure/streaming.py"}
+DEFINES_KERNELS = {"measure/streaming.py", "backends/floor/kernels.py"}
 CLOCKS = {
     "time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns", "process_time", "now", "utcnow",
     "today", "Event", "elapsed_time", "timeit",

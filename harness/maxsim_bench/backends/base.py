@@ -52,6 +52,9 @@ class Backend(Protocol):
     `length_multiple`, 1: it compiles or tunes for every length of query, so lengths are rounded up to this many
     tokens; `empty_documents`, True: False if it does not answer a document without tokens as docs/semantics.md does,
     so it is not asked.
+
+    One that is no scorer says what its callable returns, and so what it is checked for, in `gives` (default "result",
+    what the operator returns): "sums", float64 sums of the 32-bit words of Q and D, or "nothing", an empty tensor.
     """
 
     name: str

@@ -27,15 +27,24 @@ def source_hash(*parts: str) -> str:
     spec = find_spec("maxsim")
     if spec is None or spec.origin is None:
         raise FileNotFoundError("the package `maxsim` is not importable")
-    package = Path(spec.origin).parent
+    return _hash_below(Path(spec.origin).parent, "the package `maxsim`", parts)
+
+
+@functools.cache
+def room_hash(*parts: str) -> str:
+    """The same over files or folders of this room, for a backend whose kernels lie here."""
+    return _hash_below(Path(__file__).parent, "this room", parts)
+
+
+def _hash_below(folder: Path, told: str, parts: tuple[str, ...]) -> str:
     digest = hashlib.sha256()
     for part in parts:
-        path = package / part
+        path = folder / part
         if not path.exists():
-            raise FileNotFoundError(f"{part} is not part of the package `maxsim`")
+            raise FileNotFoundError(f"{part} is not part of {told}")
         files = [path] if path.is_file() else sorted(f for f in path.rglob("*") if f.suffix in _DATA)
         for file in files:
-            digest.update(file.relative_to(package).as_posix().encode())
+            digest.update(file.relative_to(folder).as_posix().encode())
             digest.update(file.read_bytes())
     return digest.hexdigest()[:12]
 

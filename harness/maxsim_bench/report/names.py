@@ -37,6 +37,9 @@ BACKENDS = {
     "search": "search (ours)",
     "search_int8": "search INT8 (ours)",
     "search_int8_rescored": "search INT8 + rescoring (ours)",
+    "read_streaming": "reading only, a program a block",
+    "read_persistent": "reading only, persistent",
+    "empty_launch": "empty launch",
     "train_fused": "fused (ours)",
     "train_lean": "lean (ours)",
     "train_eager": "eager autograd",
@@ -52,6 +55,10 @@ BACKENDS = {
     "train_atomic": "atomic (ours)",
     "train_recompute": "recompute (ours)",
 }
+# Backends that score nothing (backends/floor): they are no rivals, and stand in no comparison of scorers.
+READERS = ("read_streaming", "read_persistent")
+EMPTY = "empty_launch"
+NO_SCORERS = (*READERS, EMPTY)
 CARDS = {
     "h200": "H200",
     "h100-80gb": "H100 80 GB",

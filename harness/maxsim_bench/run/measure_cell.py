@@ -34,7 +34,7 @@ from maxsim_bench.run.check import (
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, LostDeviceError, Step
 from maxsim_bench.run.rows import Frame, Outcome, build_row, sample_record
 from maxsim_bench.run.studies import studied
-from maxsim_bench.run.truth import truth_of
+from maxsim_bench.run.truth import truths_of
 from maxsim_bench.run.work import Work, work_served
 
 _REFERENCE_OP = {"search": "forward"}  # a search is checked against the scores of every document
@@ -92,7 +92,7 @@ class CellMeasurement:
             self.elsewhere = self.input_bytes - self.resident
             lengths = None if inputs.d_lengths is None else inputs.d_lengths.flatten().tolist()
             self.work = {name: work_served(self.cell, b, lengths) for name, b in self.backends.items()}
-            truth = truth_of(self.cell, inputs, self.reference)
+            truths = truths_of(self.cell, inputs, self.reference, self.backends)
         except Exception as error:
             if self._kind(error) == "oom":
                 raise
@@ -100,10 +100,10 @@ class CellMeasurement:
             return
         for name in self.backends:
             self.step(f"{name} alone, preparing")
-            if not self._alone(name, inputs, truth):
+            if not self._alone(name, inputs, truths[name]):
                 del inputs  # before they are made again: there may not be room for both
                 inputs = draw_inputs(self.cell, self.device, 0)
-        del truth
+        del truths
         self._time(inputs)
 
     def _fail(self, names: Iterable[str], error: str) -> None:
@@ -286,7 +286,8 @@ class CellMeasurement:
         """`_time_group`; raises what the harness's own work beside the inputs raises."""
         self.step("the reference's results on fresh inputs")
         bits = [checksum(inputs) for inputs in sets]
-        truths = [truth_of(self.cell, inputs, self.reference) for inputs in sets]
+        backends = {name: self.backends[name] for name in group}
+        truths = [truths_of(self.cell, inputs, self.reference, backends) for inputs in sets]
         calls: dict[str, list[Call]] = {}
         crowded: list[str] = []
         for name in group:
@@ -301,7 +302,7 @@ class CellMeasurement:
                 timed = time_callables(
                     calls, self.cell.timing_policy or "cold_l2", self.request.budget, self.device,
                     heartbeat=lambda: self.step(f"timing {', '.join(calls)}"),
-                    inspect=lambda name, index, output: self._judge(name, output, truths[index]),
+                    inspect=lambda name, index, output: self._judge(name, output, truths[index][name]),
                 )  # fmt: skip
             self.conditions.reasons |= conditions.reasons
             self.conditions.power_w += conditions.power_w

@@ -6,6 +6,7 @@ Room: `run`. May import: declare, record, measure, backends.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from maxsim_bench.declare.experiment import VARIANT, axis_of
 from maxsim_bench.measure import agreement
 from maxsim_bench.measure.errors import Errors, compare, distances, dot, norm_of_difference
 from maxsim_bench.run.check import ResultError, Truth, Verdict, draw, results, select
+from maxsim_bench.run.floor_truth import NothingTruth, SumsTruth
 from maxsim_bench.run.work import work_of
 
 if TYPE_CHECKING:
@@ -49,6 +51,24 @@ def truth_of(cell: Cell, inputs: Inputs, reference: Backend) -> Truth:
 
         return PipelineTruth(given, inputs, reference)
     return SearchTruth(given, inputs, reference) if cell.op == "search" else ScoreTruth(given, inputs, reference)
+
+
+# What a backend may say that it gives (attribute `gives`) → what that is judged by. The harness knows what is right of
+# each kind; a backend only says which kind it is.
+_KINDS: dict[str, Callable[[Cell, Inputs, Backend], Truth]] = {
+    "result": truth_of, "sums": SumsTruth, "nothing": NothingTruth,
+}  # fmt: skip
+
+
+def truths_of(cell: Cell, inputs: Inputs, reference: Backend, backends: Mapping[str, Backend]) -> dict[str, Truth]:
+    """Name → what this backend's results are judged by, made once for all that give the same kind of result.
+
+    Raises:
+        KeyError: for a backend that says it gives what nobody can judge.
+    """
+    kinds = {name: getattr(backend, "gives", "result") for name, backend in backends.items()}
+    made = {kind: _KINDS[kind](cell, inputs, reference) for kind in dict.fromkeys(kinds.values())}
+    return {name: made[kind] for name, kind in kinds.items()}
 
 
 class ScoreTruth:

@@ -153,8 +153,8 @@ def test_inputs_that_do_not_fit_are_oom_for_every_backend(measure: Measure) -> N
 @pytest.mark.parametrize(
     "helper",
     [
-        "measure_cell.checksum", "measure_cell.draw_inputs", "measure_cell.truth_of", "measure_cell.poison_free_memory",
-        "truth.compare", "truth.agreement.rankings",
+        "measure_cell.checksum", "measure_cell.draw_inputs", "measure_cell.truths_of",
+        "measure_cell.poison_free_memory", "truth.compare", "truth.agreement.rankings",
     ],
 )  # fmt: skip
 def test_wherever_the_harness_runs_out_of_memory_rows_say_that_inputs_do_not_fit(
