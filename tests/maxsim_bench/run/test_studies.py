@@ -64,9 +64,7 @@ def test_what_keeps_counters_from_being_read_is_told(
 ) -> None:
     monkeypatch.setattr(counters, "_denials", [])
     monkeypatch.setattr(counters.shutil, "which", lambda name, path=None: None)
-    assert dram_bytes(make_cell(), "eager", "cuda") == (
-        "ncu is neither on the path nor in /usr/local/cuda/bin"
-    )
+    assert dram_bytes(make_cell(), "eager", "cuda") == ("ncu is neither on the path nor in /usr/local/cuda/bin")
     monkeypatch.setattr(counters.shutil, "which", lambda name, path=None: None if path is None else f"{path}/{name}")
     commands: list[list[str]] = []
 
