@@ -9,8 +9,10 @@ learning rate of 0 leaves the weights as they are, so that every step can be che
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from maxsim_bench.backends.base import Inputs
@@ -84,19 +86,24 @@ class FullStep:
 
 def make_model(cell: Cell, device: torch.device) -> Any:
     """A BERT and a projection [hidden → d] with weights of seed 0, in training mode without dropout."""
+    drawn = _drawn(variant_of(cell, "encoder", ""), variant_of(cell, "checkpoint", "false") == "true", cell.d or 128)
+    return copy.deepcopy(drawn).to(device).train()
+
+
+@cache
+def _drawn(encoder: str, checkpoint: bool, d: int) -> Any:
+    """The model on the processor, drawn once: drawing takes a second, a cell needs two dozen copies."""
     import torch
     from transformers import BertConfig, BertModel
 
     class Encoder(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            config = BertConfig(
-                **ENCODERS[variant_of(cell, "encoder", "")], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
-            )
+            config = BertConfig(**ENCODERS[encoder], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
             self.bert = BertModel(config, add_pooling_layer=False)
-            if variant_of(cell, "checkpoint", "false") == "true":
+            if checkpoint:
                 self.bert.gradient_checkpointing_enable()
-            self.project = torch.nn.Linear(config.hidden_size, cell.d or 128, bias=False)
+            self.project = torch.nn.Linear(config.hidden_size, d, bias=False)
 
         def forward(self, numbers: torch.Tensor) -> torch.Tensor:
             tokens = self.project(self.bert(input_ids=numbers).last_hidden_state)
@@ -104,7 +111,7 @@ def make_model(cell: Cell, device: torch.device) -> Any:
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Encoder().to(device).train()
+        return Encoder()
 
 
 def token_numbers(inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:

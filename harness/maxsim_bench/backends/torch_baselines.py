@@ -93,6 +93,7 @@ BACKENDS = [
     TorchBaseline("eager_tf32_cast", "eager", "tf32", cast_inside=True),
     TorchBaseline("chunked", "chunked"),
     TorchBaseline("compiled", "compiled"),
+    TorchBaseline("compiled_tf32", "compiled", "tf32"),
     TorchBaseline("compiled_graphs", "compiled_graphs"),
     TorchBaseline("compiled_graphs_tf32", "compiled_graphs", "tf32"),
 ]

@@ -1,4 +1,4 @@
-"""Filters of the command line: `Lq=32`, `B>=1000`, `dtype!=fp32`, `chunk=none`, compared by the type of the axis.
+"""Filters of the command line: `Lq=32`, `B>=1000`, `B>Nq`, `dtype!=fp32`, `chunk=none`, by the type of the axis.
 
 Room: `declare`. Imports nothing else of ours.
 """
@@ -32,6 +32,9 @@ def parse_where(texts: Iterable[str]) -> list[dict[str, Any]]:
             problems.append(f"--where {text}: unknown axis {axis!r}. {suggest(axis, AXES)}")
             continue
         values = given.split(",")
+        if operator in ("<", "<=", ">", ">=") and given in AXES:  # B>Nq
+            found.append({axis: f"{operator} {given}"})
+            continue
         try:
             typed = [_typed(axis, value.strip()) for value in values]
         except ValueError as error:
@@ -42,7 +45,7 @@ def parse_where(texts: Iterable[str]) -> list[dict[str, Any]]:
         elif operator == "!=":
             found.append({axis: {"not": typed}})
         elif len(typed) > 1 or not isinstance(typed[0], int):
-            problems.append(f"--where {text}: {operator} needs one number.")
+            problems.append(f"--where {text}: {operator} needs one number or axis.")
         else:
             found.append({axis: f"{operator} {typed[0]}"})
     if problems:

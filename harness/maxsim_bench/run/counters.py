@@ -15,6 +15,7 @@ from maxsim_bench.declare.cell import Cell
 
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _TIMEOUT_S = 120.0
+_TOOLKIT = "/usr/local/cuda/bin"
 _DENIED = "ERR_NVGPUCTRPERM"  # the driver lets nobody but an administrator read counters
 _denials: list[str] = []  # what the driver said in this process: asking again costs a start of torch and a compilation
 _WARMUP_CALLS = 3  # compilation, and a peer's tuning, happen before the counters run
@@ -28,9 +29,9 @@ def dram_bytes(cell: Cell, backend: str, device: str) -> tuple[float, float] | s
     """
     if device != "cuda":
         return "a processor has no such counters"
-    ncu = shutil.which("ncu")
+    ncu = _ncu()
     if ncu is None:
-        return "ncu is not on the path"
+        return f"ncu is neither on the path nor in {_TOOLKIT}"
     if _denials:
         return _denials[0]
     command = [
@@ -51,6 +52,11 @@ def dram_bytes(cell: Cell, backend: str, device: str) -> tuple[float, float] | s
             _denials.append(told)
         return told
     return found
+
+
+def _ncu() -> str | None:
+    """Nsight Compute's command: on the path, or where CUDA's toolkit puts it, which is on few paths."""
+    return shutil.which("ncu") or shutil.which("ncu", path=_TOOLKIT)
 
 
 def parse(text: str) -> tuple[float, float] | None:

@@ -132,6 +132,7 @@ class _Sweep:
     hello: Hello | None = None
     record: dict[str, Any] | None = None  # of the ceilings
     ran_out: dict[str, list[Cell]] = field(default_factory=dict)
+    outdated: set[str] = field(default_factory=set)  # keys of refusals that no longer hold
 
     def run(self, cells: Sequence[tuple[Cell, Sequence[str]]], progress: Callable[[Progress], None]) -> SweepSummary:
         began = clock.seconds()
@@ -140,6 +141,8 @@ class _Sweep:
             stack.enter_context(self.store.lock())
             stack.callback(self.executor.close)
             known = {} if self.options.force else {row.key: row for row in self.store.rows()}
+            self.outdated = {key for key, row in known.items() if self._possible_now(row, resolve)}
+            known = {key: row for key, row in known.items() if key not in self.outdated}
             spent, measured = 0.0, 0
             for done, (cell, names) in enumerate(cells):
                 versions = {name: resolve(name).version() for name in names}
@@ -160,6 +163,19 @@ class _Sweep:
                 progress(Progress(done + 1, len(cells), cell, tuple(rows), estimate))
         self.summary.seconds = clock.seconds() - began
         return self.summary
+
+    def _possible_now(self, row: Row, resolve: Callable[[str], Backend]) -> bool:
+        """Whether a row says that its backend refused the cell unseen, and here it does not: that host lacked a GPU.
+
+        What failed to be captured as a graph is unsupported too, but has seen the inputs.
+        """
+        device = self.options.device
+        if row.status != "unsupported" or row.input_bytes is not None or device is None:
+            return False
+        try:
+            return resolve(row.backend).supports(row.cell, device) is None
+        except Exception:  # asked again where rows are made, which tells it
+            return True
 
     def _open(self, stack: ExitStack) -> None:
         """First worker, lock of its device, ceilings, and the environment on the disk."""
@@ -210,7 +226,8 @@ class _Sweep:
         rows.sort(key=lambda row: order[row.backend])
         with undisturbed():
             append_samples(self.store.path, samples)  # first: a row in the store means that its samples are there
-            (self.store.replace if self.options.force else self.store.append)(rows)
+            anew = self.options.force or any(row.key in self.outdated for row in rows)
+            (self.store.replace if anew else self.store.append)(rows)
         for row in rows:
             self.summary.measured[row.status] += 1
             self._note(row)

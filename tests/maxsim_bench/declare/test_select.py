@@ -26,6 +26,8 @@ PLAN = Experiment.model_validate(
         (["Lq!=32", "dtype=fp16"], 8),
         (["chunk=none", "memory_cap=40GB"], 6),
         (["Lq=1024"], 0),
+        (["chunk<Lq"], 12),
+        (["chunk>Lq"], 0),
     ],
 )
 def test_a_filter_keeps_the_cells_that_meet_all_conditions(where: list[str], count: int) -> None:
@@ -45,6 +47,6 @@ def test_every_wrong_filter_is_told_at_once() -> None:
         "--where Lq: no filter. Write AXIS=VALUE, AXIS=ONE,OTHER or AXIS>=NUMBER.",
         "--where lq=3: unknown axis 'lq'. Did you mean 'Lq'?",
         "--where Lq=x: Lq = x, but input should be a valid integer.",
-        "--where dtype>fp16: > needs one number.",
+        "--where dtype>fp16: > needs one number or axis.",
         "--where dtype=fp61: dtype = fp61, but input should be 'fp16', 'bf16' or 'fp32'.",
     ]

@@ -22,6 +22,7 @@ MODEL: dict[str, tuple[float, float, bool]] = {
     "eager_tf32": (0.10, 0.06, True),
     "chunked": (0.13, 0.20, False),
     "compiled": (0.30, 0.09, True),
+    "compiled_tf32": (0.20, 0.09, True),
     "fused": (0.90, 0.03, False),
     "flash_maxsim": (0.55, 0.10, False),
     "lik": (0.50, 0.11, False),

@@ -63,9 +63,9 @@ def test_what_keeps_counters_from_being_read_is_told(
     make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(counters, "_denials", [])
-    monkeypatch.setattr(counters.shutil, "which", lambda name: None)
-    assert dram_bytes(make_cell(), "eager", "cuda") == "ncu is not on the path"
-    monkeypatch.setattr(counters.shutil, "which", lambda name: "/bin/ncu")
+    monkeypatch.setattr(counters.shutil, "which", lambda name, path=None: None)
+    assert dram_bytes(make_cell(), "eager", "cuda") == ("ncu is neither on the path nor in /usr/local/cuda/bin")
+    monkeypatch.setattr(counters.shutil, "which", lambda name, path=None: None if path is None else f"{path}/{name}")
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
@@ -76,6 +76,7 @@ def test_what_keeps_counters_from_being_read_is_told(
     assert dram_bytes(make_cell(), "eager", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
     assert Cell.model_validate_json(commands[0][-2]) == make_cell()
     assert commands[0][-1] == "eager"
+    assert commands[0][0] == "/usr/local/cuda/bin/ncu", "which CUDA's toolkit puts on no path"
     assert dram_bytes(make_cell(), "fused", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
     assert len(commands) == 1, "who may not read counters for one backend may not for the next"
     monkeypatch.setattr(counters, "_denials", [])

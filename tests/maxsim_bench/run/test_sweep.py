@@ -86,6 +86,19 @@ def test_a_new_version_of_a_backend_is_measured_anew(
     assert len(store.rows()) == 6
 
 
+def test_a_refusal_is_asked_again_where_the_backend_can(
+    run: Run, store: Store, make_experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell for two GPUs that one with a single GPU refused is measured once there are two."""
+    experiment = make_experiment("a", "unable")
+    run(experiment, device="cpu")
+    assert run(experiment, device="cpu").resumed == 6
+    monkeypatch.setenv("FAKE_ABLE", "1")
+    again = run(experiment, device="cpu")
+    assert (again.resumed, again.measured) == (3, {"ok": 3})
+    assert [row.status for row in store.rows()] == ["ok"] * 6
+
+
 def test_larger_cells_after_out_of_memory_are_skipped_with_the_reason(
     run: Run, store: Store, make_experiment: Callable[..., Experiment]
 ) -> None:
