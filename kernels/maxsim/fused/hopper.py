@@ -19,7 +19,7 @@ from maxsim.tokens import Pairing, TokenBatch, documents_per_query
 
 MAX_ROWS = 2**31 - 2**16  # tensor-map coordinates are 32-bit rows; a tile may begin one tile past the last row
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-CONSUMER_REGISTERS = 240  # a thread; what setmaxnreg gives the second consumer warpgroup
+CONSUMER_REGISTERS = {1: 240, 2: 240, 4: 112}  # a thread; what setmaxnreg gives the second consumer warpgroup
 LOADER_REGISTERS = 24
 
 
@@ -161,7 +161,7 @@ def forward(
     prepared.score(
         prepared.grid,
         (Boxes(q.values, plan.G, plan.BK), Boxes(d.values, plan.BR, plan.BK)),
-        (part, winners, q.starts, q.lengths, d.starts, d.lengths),
+        (part, winners, q.starts, q.lengths, d.starts, d.lengths, d.values),
         prepared.integers,
     )
     if sums[1] > 1:
@@ -207,11 +207,16 @@ def prepare(
         grid=(plan.programs, 1),
         integers=(
             plan.groups * plan.blocks, plan.groups, plan.blocks, q.count, K, q.pitch, q.max_length, q.values.shape[0],
-            d.pitch, d.max_length, d.total_rows or 0, plan.parts,
+            d.pitch, d.max_length, d.total_rows or 0, plan.parts, d.values.shape[0], _adjoining_bytes(d.values),
         ),
         add=add,
         add_grid=(-(-K // 128), q.count),
     )  # fmt: skip
+
+
+def _adjoining_bytes(values: Tensor) -> int:
+    """Bytes of a row where rows adjoin in memory, else 0."""
+    return values.shape[1] * values.element_size() if Boxes(values, 0, 0).stride == values.shape[1] else 0
 
 
 _FOUND: dict[tuple[Any, ...], tuple[HopperPlan, Kernel, Kernel]] = {}
@@ -231,7 +236,7 @@ def _kernels(plan: HopperPlan, q: TokenBatch, d: TokenBatch, winners: torch.dtyp
         )  # fmt: skip
         fp32 = q.values.dtype == torch.float32
         name = hopper_tf32.KERNEL if fp32 else "maxsim_forward"
-        registers = hopper_tf32.REGISTERS[plan.NC] if fp32 else (CONSUMER_REGISTERS, LOADER_REGISTERS)
+        registers = hopper_tf32.REGISTERS[plan.NC] if fp32 else (CONSUMER_REGISTERS[plan.NC], LOADER_REGISTERS)
         constants += (*registers, 4)
         score = kernel(name, index, constants, types, None if plan.per_processor == 1 else 128)
         if len(_FOUND) >= 4096:

@@ -17,8 +17,10 @@ UNIT = 64  # query rows whose maxima are always summed together, the height of o
 TILE = 128  # document rows of a tile
 SHARED_BYTES = 227 * 1024 - 1024  # what one program may use on sm_90, less barriers and reductions
 CORE_COLUMNS = (
-    512  # columns the tensor core adds up by itself: relative errors reach 7e-7 at d = 512, 1.0e-6 at 768 (H200)
+    512  # columns the tensor core adds up by itself: relative errors reach 8e-7 at d = 512, 1.1e-6 at 768 (H200)
 )
+RUN_COLUMNS = 384  # of a wider d are added up there at a time: 5e-7 to 6e-7 at any d
+LONG_DOCUMENT = 512  # rows from which four consumers are ahead of two; at 300 they are behind (docs/kernels.md)
 PAIR_ROWS = 2048  # document rows a program must have for two to share a multiprocessor
 MANY_TILES = 384  # of a chunk: a deeper ring is then worth more than the next query group at hand (docs/kernels.md: a
 # step 64 x 64 at 1024 x 1024 2 260 -> 2 065 us on an H200; where it turns was not swept)
@@ -31,7 +33,7 @@ class HopperPlan(LaunchPlan):
     """How one call is cut into programs, tiles and stages; the fields of `LaunchPlan` describe the same launch.
 
     Attributes:
-        NC, BM: consumer warpgroups of a program and query rows of each (64 or 128).
+        NC, BM: consumer warpgroups of a program (1, 2 or 4) and query rows of each (64 or 128).
         BN, BR: document rows of a tile and of one copy into it; copies that no document needs are left out.
         BK, KS, KC: columns of one copy, copies of a stage, stages of a document tile; BK * KS * KC >= d.
         KI: stages that the tensor core adds up before their sum is added in fp32.
@@ -116,9 +118,10 @@ def plan_shape(
         ceiling: what binds the work, handed through to the plan.
     """
     best: tuple[float, HopperPlan] | None = None
-    for NC, BM in ((2, 128), (1, 128), (2, 64), (1, 64)):
+    long = (sorted_rows or K * Ld) >= LONG_DOCUMENT * K
+    for NC, BM in ((4, 64), (2, 128), (1, 128), (2, 64), (1, 64)):
         tile = _tile(NC, BM, Nq, K, Lq, d, shared)
-        if tile is None:
+        if tile is None or (NC == 4 and not long):
             continue
         each = 2 if _pair_up(tile, sorted_rows or K * Ld, processors) else 1
         cycles, chosen = _schedule(tile, K, Ld, sorted_rows, contiguous, argmax, processors, ceiling, each)
@@ -166,10 +169,14 @@ def _tile(NC: int, BM: int, Nq: int, K: int, Lq: int, d: int, shared: bool) -> _
     BK, copies = _columns(d)
     if BK * copies > CORE_COLUMNS and BM > UNIT:
         return None  # two accumulators of 128 rows are more registers than a thread has
+    if NC == 4 and 128 < BK * copies != CORE_COLUMNS:
+        return None  # two are as fast; above CORE_COLUMNS the registers of four do not hold a sum and two accumulators
     G = UNIT if Lq > 32 else max(8, 1 << (Lq - 1).bit_length())
     parts = -(-Lq // UNIT)
     per_group = NC * BM // UNIT
     if not shared:
+        if per_group > 1 and parts <= per_group // 2:
+            return None
         parts = -(-parts // per_group) * per_group
         groups = Nq * parts // per_group
         if G < UNIT and per_group > 1:
@@ -216,16 +223,21 @@ def _pair_up(tile: _Tile, rows: int, processors: int) -> bool:
     return ring is not None and ring[0] > 0
 
 
-def _run(KC: int, columns: int) -> int:
-    """Stages whose products the tensor core may add up: the most that divide KC and span at most CORE_COLUMNS."""
-    return max(k for k in range(1, KC + 1) if KC % k == 0 and (k == 1 or k * (columns // KC) <= CORE_COLUMNS))
+def _run(tile: _Tile) -> int:
+    """Columns whose products the tensor core may add up: the same for every ring, since they decide the bits."""
+    if tile.columns <= CORE_COLUMNS:
+        return tile.columns
+    stage = tile.BK * tile.KS
+    return stage * max(k for k in range(1, RUN_COLUMNS // stage + 1) if tile.KC % k == 0)
 
 
 # Model of a Hopper multiprocessor, in cycles; only the order of the candidates matters.
 _FLOP_CYCLE = 4096  # dense fp16 per multiprocessor
 _HBM_BYTES_CYCLE = 20  # a 132nd of 4.5 TB/s at 1.7 GHz
-_L2_BYTES_CYCLE = 34
+_L2_BYTES_CYCLE = 42  # of the 64 that a multiprocessor takes
 _HALF_ROWS = 1.03  # 64 rows a warpgroup read every document tile twice as often as 128
+_FOUR = 0.98  # four warpgroups of 64 rows read as often, and hide each other's maxima
+_FOUR_L2 = 1.15  # and each other's waiting for copies
 _EPILOGUE = 280  # maxima of 64 x 128 similarities by one warpgroup
 _STALL = 300  # a lone warpgroup between products: waits, handing back the stage, closing a document
 _CHUNK = 3500  # filling the ring and loading a query group
@@ -234,16 +246,17 @@ _SECOND_KERNEL = 4000
 
 def _cycles(tile: _Tile, QST: int, argmax: bool, programs: int, processors: int, per_processor: int) -> float:
     """Modelled cycles of one document tile of one program, which shares its multiprocessor with its like."""
-    mma = 2 * tile.NC * tile.BM * TILE * tile.columns / _FLOP_CYCLE * (1.0 if tile.BM == 128 else _HALF_ROWS)
+    mma = 2 * tile.NC * tile.BM * TILE * tile.columns / _FLOP_CYCLE
+    mma *= _FOUR if tile.NC == 4 else 1.0 if tile.BM == 128 else _HALF_ROWS
     epilogue = _EPILOGUE * tile.BM / UNIT * (2.0 if argmax else 1.0)
-    serial = mma / 2 + epilogue if tile.NC == 2 else mma + epilogue + _STALL
+    serial = mma + epilogue + _STALL if tile.NC == 1 else mma / tile.NC + epilogue
     read = TILE * tile.columns * 2
     moved = read + (tile.NC * tile.BM * tile.columns * 2 if QST == 0 else 0)
+    copied = per_processor * moved / _L2_BYTES_CYCLE / (_FOUR_L2 if tile.NC == 4 else 1.0)
+    copied += epilogue if tile.NC == 1 else 0.0  # a full ring waits for a lone warpgroup
     readers = min(tile.groups, processors) if tile.shared else 1
     busy = programs / processors
-    return max(
-        per_processor * mma, serial, per_processor * moved / _L2_BYTES_CYCLE, read / _HBM_BYTES_CYCLE / readers * busy
-    )
+    return max(per_processor * mma, serial, copied, read / _HBM_BYTES_CYCLE / readers * busy)
 
 
 def _block_counts(groups: int, K: int, slots: int) -> list[int]:
@@ -293,7 +306,7 @@ def _schedule(
                 kernel="hopper", block_m=tile.NC * tile.BM, block_n=TILE, block_k=tile.columns, group=tile.G,
                 slices=tile.sums, docs_per_program=documents, num_warps=4 * tile.NC + 1, num_stages=ST, ceiling=ceiling,
                 why="least modelled time", NC=tile.NC, BM=tile.BM, BN=TILE, BR=TILE if contiguous else 32, BK=tile.BK,
-                KS=KS, KC=KC, KI=_run(KC, tile.columns), ST=ST, QST=QST, G=tile.G,
+                KS=KS, KC=KC, KI=_run(tile) // (tile.BK * KS), ST=ST, QST=QST, G=tile.G,
                 SUM=tile.SUM, shared=tile.shared,
                 parts=tile.parts, groups=tile.groups, blocks=blocks, programs=programs, per_processor=per_processor,
                 balanced=sorted_rows is not None and blocks > 1,

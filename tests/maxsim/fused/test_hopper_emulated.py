@@ -26,7 +26,7 @@ ENDLESS = 1 << 20  # stages of a ring that is never full
 ALL = hopper_kernels.ALL.value  # a maximum that keeps NaN; others drop it
 UNTOUCHED = -7  # a winner that was not stored
 FACTOR = 0.1234567
-PLANS = ((2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2))
+PLANS = ((4, 64, 1), (2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2))
 
 
 class Array(np.ndarray):
@@ -255,7 +255,7 @@ def emulate(monkeypatch):
     monkeypatch.setattr(hopper_kernels, "mbarrier", barriers)
     monkeypatch.setattr(hopper_kernels, "tma", copies)
     monkeypatch.setattr(hopper_kernels, "warpgroup_mma", _multiply)
-    monkeypatch.setattr(hopper_kernels, "warpgroup_mma_wait", lambda left, deps: deps[0])
+    monkeypatch.setattr(hopper_kernels, "warpgroup_mma_wait", lambda left, deps: deps[0] if len(deps) == 1 else deps)
 
     def run(plan: HopperPlan, case: Case, argmax: bool = False) -> tuple[np.ndarray, np.ndarray]:
         given = {role: getattr(case, role) is not None for role in ("q_starts", "q_lengths", "d_starts", "d_lengths")}

@@ -148,7 +148,7 @@ def test_a_score_has_the_same_bits_alone_padded_and_under_every_plan(Nq, Lq):
     assert torch.equal(hopper.forward(dataclasses.replace(padded, max_length=Lq + 30), d), scores)
     diagonal = hopper.forward(q, tokens(D[:Nq], lengths=n[:Nq]), pairing="pairs")
     assert torch.equal(diagonal, scores[:, :Nq].diagonal())
-    for NC, BM, each in ((2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2)):
+    for NC, BM, each in ((4, 64, 1), (2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2)):
         tile = _tile(NC, BM, Nq, 150, Lq, 128, True)
         if tile is None:
             continue
@@ -156,6 +156,34 @@ def test_a_score_has_the_same_bits_alone_padded_and_under_every_plan(Nq, Lq):
         for blocks in (1, 5, 33):
             cut = dataclasses.replace(plan, blocks=blocks, programs=min(132 * each, plan.groups * blocks))
             assert torch.equal(hopper.forward(q, d, plan=cut), scores), (NC, BM, each, blocks)
+
+
+@pytest.mark.parametrize("argmax", [False, True])
+@pytest.mark.parametrize("d", [64, 128, 512, 640, 768, 1024, 2048])
+def test_a_score_has_the_same_bits_under_every_tile_of_a_width(d, argmax):
+    """Also whether its queries are held or travel, and where runs of columns are added beside the tensor core."""
+    q, x = tokens(unit(1, 256, d)), tokens(unit(40, 700, d))
+    seen = {}
+    for NC, BM in ((4, 64), (2, 128), (1, 128), (2, 64), (1, 64)):
+        tile = _tile(NC, BM, 1, 40, 256, d, True)
+        if tile is not None:
+            _, plan = _schedule(tile, 40, 700, None, True, argmax, 132)
+            found = hopper.forward(q, x, plan=plan, argmax=argmax)
+            seen[NC, BM] = found if argmax else (found,)
+    first = next(iter(seen.values()))
+    assert len(seen) > 1
+    for tile, found in seen.items():
+        assert all(torch.equal(a, b) for a, b in zip(first, found, strict=True)), tile
+    if argmax:
+        assert torch.equal(first[1].long(), reference.float64(q, x)[1]), "unit vectors have no ties"
+
+
+def test_what_is_asked_for_ahead_stays_inside_of_the_documents():
+    """The last program's first tile is longer than what is left; rows with gaps between them ask for nothing."""
+    for B, Ld, wide in ((1, 1, 128), (133, 1, 128), (140, 3, 128), (140, 130, 136)):
+        rows = unit(B * Ld, wide)[:, :128]
+        assert relative_error(tokens(unit(1, 32, 128)), tokens(rows.unflatten(0, (B, Ld)))) < 1e-6
+        torch.cuda.synchronize()
 
 
 def test_more_than_2_to_31_elements():

@@ -9,34 +9,46 @@ import pytest
 pytest.importorskip("triton")
 
 from maxsim.fused import hopper_kernels
+from maxsim.fused.hopper import CONSUMER_REGISTERS, LOADER_REGISTERS
 from maxsim.fused.hopper_plan import HopperPlan, plan_shape
 from maxsim.fused.offline import Resources, compile_offline
 
 SHARED_LIMIT = 227 * 1024  # bytes a program may use on sm_90
 
+EVERYTHING = {"HAS_Q_STARTS": True, "HAS_Q_LENGTHS": True, "HAS_STARTS": True, "HAS_LENGTHS": True}
+
 # name: shape, what the batches carry, registers a thread, bytes of spills a thread. Two consumer warpgroups and the
-# loader share 64K registers: ptxas sees 168 a thread, and setmaxnreg moves 240 to the consumers. Spills are the greater
-# of what triton 3.6.0 and 3.7.1 need.
+# loader share 64K registers: ptxas sees 168 a thread, and setmaxnreg moves 240 to the consumers; of four consumers it
+# sees 96, and they get 112. Spills are the greater of what triton 3.6.0 and 3.7.1 need.
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool], int, int]] = {
-    "one long query": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 128}, {}, 168, 0),
-    "several short queries": ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 1024, "d": 128}, {}, 168, 0),
+    "one long query": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 300, "d": 128}, {}, 168, 0),
+    "one long query, long documents": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 128}, {}, 96, 32),
+    "several short queries": ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 300, "d": 128}, {}, 168, 0),
+    "several short queries, long documents": ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 1024, "d": 128}, {}, 96, 56),
     "one short query": ({"Nq": 1, "K": 1000, "Lq": 32, "Ld": 300, "d": 128}, {}, 255, 0),
-    "packed": (
-        {"Nq": 16, "K": 1000, "Lq": 32, "Ld": 512, "d": 128, "sorted_rows": 250_000},
-        {"HAS_Q_STARTS": True, "HAS_Q_LENGTHS": True, "HAS_STARTS": True, "HAS_LENGTHS": True},
-        168,
-        8,
-    ),
+    "packed": ({"Nq": 16, "K": 1000, "Lq": 32, "Ld": 512, "d": 128, "sorted_rows": 250_000}, EVERYTHING, 168, 8),
+    "packed, long": ({"Nq": 16, "K": 1000, "Lq": 32, "Ld": 1024, "d": 128, "sorted_rows": 612_000}, EVERYTHING, 96, 32),
     "candidates": (
         {"Nq": 64, "K": 100, "Lq": 32, "Ld": 300, "d": 128, "shared": False},
         {"HAS_STARTS": True, "HAS_LENGTHS": True},
         255,
         0,
     ),
-    "argmax": ({"Nq": 64, "K": 64, "Lq": 32, "Ld": 1024, "d": 128, "argmax": True}, {}, 168, 40),
-    "d = 96": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 96}, {}, 168, 0),
-    "d = 512": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 512}, {}, 168, 0),
-    "d = 2048": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 2048}, {}, 168, 0),
+    "argmax": ({"Nq": 64, "K": 64, "Lq": 32, "Ld": 300, "d": 128, "argmax": True}, {}, 168, 48),
+    "argmax, long documents": ({"Nq": 64, "K": 64, "Lq": 32, "Ld": 1024, "d": 128, "argmax": True}, {}, 96, 88),
+    "argmax, packed, long": (
+        {"Nq": 64, "K": 64, "Lq": 1024, "Ld": 1024, "d": 128, "argmax": True, "sorted_rows": 60_000},
+        EVERYTHING,
+        96,
+        72,
+    ),
+    "d = 64": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 64}, {}, 96, 32),
+    "d = 96": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 300, "d": 96}, {}, 168, 0),
+    "d = 512": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 300, "d": 512}, {}, 168, 0),
+    "d = 512, long documents": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 512}, {}, 96, 24),
+    "d = 768": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 768}, {}, 168, 0),
+    "d = 1024, short queries": ({"Nq": 1, "K": 1000, "Lq": 32, "Ld": 300, "d": 1024}, {}, 255, 0),
+    "d = 2048": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 2048}, {}, 168, 8),
 }
 
 
@@ -51,7 +63,7 @@ def resources(shape: dict[str, Any], carries: dict[str, bool], dtype: str) -> Re
     flags = {"HAS_Q_STARTS": False, "HAS_Q_LENGTHS": False, "HAS_STARTS": False, "HAS_LENGTHS": False} | carries
     constants |= flags
     constants |= {"SHARED": plan.shared, "BALANCED": plan.balanced, "ARGMAX": shape.get("argmax", False)}
-    constants |= {"R1": 240, "R2": 24, "num_warps": 4}
+    constants |= {"R1": CONSUMER_REGISTERS[plan.NC], "R2": LOADER_REGISTERS, "num_warps": 4}
     layout = NVMMASharedLayout(swizzle_byte_width=plan.BK * 2, element_bitwidth=16, rank=2)
     kernel = hopper_kernels.maxsim_forward
     signature = dict.fromkeys(kernel.arg_names, "i32") | {
@@ -63,6 +75,7 @@ def resources(shape: dict[str, Any], carries: dict[str, bool], dtype: str) -> Re
         "q_len_ptr": "*i32",
         "d_start_ptr": "*i64",
         "d_len_ptr": "*i32",
+        "d_ptr": f"*{dtype}",
     }
     return compile_offline(kernel, signature, constants, 90)
 

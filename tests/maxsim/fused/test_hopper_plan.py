@@ -12,6 +12,7 @@ from maxsim.fused import hopper_plan
 from maxsim.fused.hopper_plan import (
     CORE_COLUMNS,
     MANY_TILES,
+    RUN_COLUMNS,
     SHARED_BYTES,
     SMALL_SUMS_BYTES,
     TILE,
@@ -103,12 +104,18 @@ def test_blocks_are_never_empty_and_programs_never_idle():
         ({"Nq": 1, "K": 10_000, "Lq": 32, "Ld": 300}, (1, 64)),
         ({"Nq": 1, "K": 1000, "Lq": 32, "Ld": 1024}, (1, 64)),
         ({"Nq": 1, "K": 1000, "Lq": 128, "Ld": 1024}, (2, 64)),
-        ({"Nq": 1, "K": 10_000, "Lq": 1024, "Ld": 1024}, (2, 128)),
-        ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 1024}, (2, 128)),
-        ({"Nq": 1024, "K": 1000, "Lq": 32, "Ld": 1024}, (2, 128)),
+        ({"Nq": 1, "K": 10_000, "Lq": 1024, "Ld": 300}, (2, 128)),
+        ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 300}, (2, 128)),
+        ({"Nq": 1024, "K": 1000, "Lq": 32, "Ld": 256}, (2, 128)),
+        # long documents, whose walk and sums may be made four times over
+        ({"Nq": 1, "K": 10_000, "Lq": 1024, "Ld": 1024}, (4, 64)),
+        ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 1024}, (4, 64)),
+        ({"Nq": 1, "K": 1000, "Lq": 512, "Ld": 512}, (4, 64)),
+        ({"Nq": 16, "K": 1000, "Lq": 128, "Ld": 1024, "sorted_rows": 600_000}, (4, 64)),
+        ({"Nq": 16, "K": 1000, "Lq": 128, "Ld": 1024, "sorted_rows": 500_000}, (2, 128)),
     ],
 )
-def test_short_queries_stream_and_everything_else_fills_two_warpgroups(shape, tile):
+def test_short_queries_stream_and_everything_else_fills_two_warpgroups_or_four(shape, tile):
     plan = plan_shape(d=128, **shape)
     assert tile == (plan.NC, plan.BM)
     assert plan.programs >= 128
@@ -141,6 +148,25 @@ def test_the_tensor_core_adds_up_at_most_512_columns():
         assert plan.KC % plan.KI == 0, shape
         assert plan.KI == 1 or plan.KI * plan.KS * plan.BK <= CORE_COLUMNS, shape
         assert plan.KI == plan.KC or plan.BM == UNIT, shape
+
+
+@pytest.mark.parametrize("d", [520, 576, 640, 768, 896, 1024, 1152, 1536, 2048])
+def test_every_tile_and_ring_of_a_wide_embedding_adds_up_the_same_columns_at_a_time(d):
+    """Otherwise a score would depend on which tile was chosen, and that on how many queries there are."""
+    runs, rings = set(), set()
+    for (Nq, K), Lq, argmax in itertools.product([(1, 1), (1, 1000), (128, 1000)], [32, 64, 128, 1024], [False, True]):
+        plan = plan_shape(Nq=Nq, K=K, Lq=Lq, Ld=300, d=d, argmax=argmax)
+        runs.add(plan.KI * plan.KS * plan.BK)
+        rings.add((plan.QST, plan.KS))
+    assert len(runs) == 1, runs
+    assert max(runs) <= RUN_COLUMNS
+    assert not 640 <= d <= 1024 or len(rings) > 1, "queries are held and travel"
+
+
+def test_four_consumers_are_for_widths_at_which_they_were_faster():
+    shape = {"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024}
+    chosen = {d: plan_shape(**shape, d=d).NC for d in (32, 64, 96, 128, 160, 256, 384, 512, 768, 1024, 2048)}
+    assert {d for d, NC in chosen.items() if NC == 4} == {32, 64, 96, 128, 512}
 
 
 def test_a_query_that_does_not_fit_travels_with_the_documents():
@@ -200,7 +226,7 @@ def test_many_tiles_change_what_is_held_and_how_deep_the_ring_is_and_never_which
 
 
 def test_a_plan_prints_what_it_does():
-    text = str(plan_shape(Nq=1, K=1000, Lq=1024, Ld=1024, d=128, ceiling="compute"))
+    text = str(plan_shape(Nq=1, K=1000, Lq=1024, Ld=300, d=128, ceiling="compute"))
     assert "2 x 128 query rows" in text
     assert "132 programs" in text
     assert "bound by compute" in text
