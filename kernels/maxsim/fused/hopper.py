@@ -161,7 +161,7 @@ def forward(
     prepared.score(
         prepared.grid,
         (Boxes(q.values, plan.G, plan.BK), Boxes(d.values, plan.BR, plan.BK)),
-        (part, winners, q.starts, q.lengths, d.starts, d.lengths, d.values),
+        (part, winners, q.starts, q.lengths, d.starts, d.lengths),
         prepared.integers,
     )
     if sums[1] > 1:
@@ -207,16 +207,11 @@ def prepare(
         grid=(plan.programs, 1),
         integers=(
             plan.groups * plan.blocks, plan.groups, plan.blocks, q.count, K, q.pitch, q.max_length, q.values.shape[0],
-            d.pitch, d.max_length, d.total_rows or 0, plan.parts, d.values.shape[0], _adjoining_bytes(d.values),
+            d.pitch, d.max_length, d.total_rows or 0, plan.parts,
         ),
         add=add,
         add_grid=(-(-K // 128), q.count),
     )  # fmt: skip
-
-
-def _adjoining_bytes(values: Tensor) -> int:
-    """Bytes of a row where rows adjoin in memory, else 0."""
-    return values.shape[1] * values.element_size() if Boxes(values, 0, 0).stride == values.shape[1] else 0
 
 
 _FOUND: dict[tuple[Any, ...], tuple[HopperPlan, Kernel, Kernel]] = {}

@@ -395,38 +395,6 @@ def _chunk(t, w, chunk, THREADS: gl.constexpr):
 
 
 @gluon.jit
-def _ask_ahead(t, w, d_ptr, d_rows, d_bytes):
-    """Ask L2 for this program's first tile while barriers and tensor maps are being made: a hint that reads nothing.
-
-    d_ptr: the rows of all documents, d_rows of d_bytes each; 0 where rows have gaps between them, which asks for
-    nothing. Balanced blocks begin at or after the row asked for: their first document is not looked up yet.
-    """
-    chunk = gl.program_id(0)
-    block = (chunk // w.n_groups).to(gl.int64)
-    if t.BALANCED:
-        row = block * w.d_total // w.n_blocks
-    else:
-        row = block * w.K // w.n_blocks
-        if not t.SHARED:
-            row += (chunk % w.n_groups * t.UNITS // w.parts) * w.K
-        row *= w.d_pitch
-    size = (gl.minimum(d_rows - row, t.BN) * d_bytes).to(gl.int32)
-    gl.inline_asm_elementwise(
-        """{
-        .reg .pred one;
-        .reg .u32 thread;
-        mov.u32 thread, %tid.x;
-        setp.eq.u32 one, thread, 0;
-        setp.gt.and.s32 one, $2, 0, one;
-        @one cp.async.bulk.prefetch.L2.global [$1], $2;
-        mov.u32 $0, 0;
-        }""",
-        "=r,l,r", [d_ptr.to(gl.uint64, bitcast=True) + (row * d_bytes).to(gl.uint64), size], dtype=gl.int32,
-        is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def _multiply(t, ring, acc, it, loads, kc, k, W: gl.constexpr):
     """Issue the products of stage `kc` of a tile onto `acc`, which they overwrite where k = 0."""
     stage = it % t.ST
@@ -454,34 +422,40 @@ def _similarities(t, ring, started, it, loads, W: gl.constexpr):
         s = warpgroup_mma_wait(0, deps=(started,))
         mbarrier.arrive(ring.empty.index(it % t.ST), count=1)
         it += 1
+    elif t.KI == t.KC:
+        acc = started
+        for k in range(t.KC):
+            pending = _multiply(t, ring, acc, it, loads, k, k, W)
+            # the stage before this one has been read when only this one's products are outstanding
+            acc = warpgroup_mma_wait(t.KS, deps=(pending,))
+            mbarrier.arrive(ring.empty.index((it + t.ST - 1) % t.ST), count=1, pred=k > 0)
+            it += 1
+        s = warpgroup_mma_wait(0, deps=(acc,))
+        mbarrier.arrive(ring.empty.index((it - 1) % t.ST), count=1)
     else:
         RUNS: gl.constexpr = t.KC // t.KI
-        TURNS: gl.constexpr = 2 if RUNS % 2 == 0 else 1  # runs of two accumulators, of which one is added meanwhile
+        TURNS: gl.constexpr = 2 if RUNS % 2 == 0 else 1  # accumulators: one is added while the other is multiplied
         s = started
         for pair in range(RUNS // TURNS):
             done = started
             for turn in gl.static_range(TURNS):
-                run = pair * TURNS + turn
-                pending = _multiply(t, ring, started, it, loads, run * t.KI, 0, W)
-                # the run before this one is done when only this one's first products are outstanding
-                done, acc = warpgroup_mma_wait(t.KS, deps=(done, pending))
-                if turn > 0:
+                kc = (pair * TURNS + turn) * t.KI
+                pending = _multiply(t, ring, started, it, loads, kc, 0, W)
+                if turn == 0:
+                    acc = warpgroup_mma_wait(t.KS, deps=(pending,))
+                else:  # as a stage, so a run: the one before has been multiplied
+                    done, acc = warpgroup_mma_wait(t.KS, deps=(done, pending))
                     mbarrier.arrive(ring.empty.index((it + t.ST - 1) % t.ST), count=1)
                     s += done
                 it += 1
                 for k in range(1, t.KI):
-                    pending = _multiply(t, ring, acc, it, loads, run * t.KI + k, 1, W)
-                    # the stage before this one has been read when only this one's products are outstanding
+                    pending = _multiply(t, ring, acc, it, loads, kc + k, 1, W)
                     acc = warpgroup_mma_wait(t.KS, deps=(pending,))
                     mbarrier.arrive(ring.empty.index((it + t.ST - 1) % t.ST), count=1)
                     it += 1
                 done = acc
-            done = warpgroup_mma_wait(0, deps=(done,))
+            s += warpgroup_mma_wait(0, deps=(done,))
             mbarrier.arrive(ring.empty.index((it - 1) % t.ST), count=1)
-            if RUNS > 1:
-                s += done
-            else:
-                s = done
     return s, it
 
 
@@ -763,20 +737,20 @@ def _consume3(t, w, ring):
 
 
 _RUNTIME = (
-    "out_ptr", "arg_ptr", "q_start_ptr", "q_len_ptr", "d_start_ptr", "d_len_ptr", "d_ptr", "n_chunks", "n_groups",
-    "n_blocks", "Nq", "K", "q_pitch", "q_max", "q_rows", "d_pitch", "d_max", "d_total", "parts", "d_rows", "d_bytes",
+    "out_ptr", "arg_ptr", "q_start_ptr", "q_len_ptr", "d_start_ptr", "d_len_ptr", "n_chunks", "n_groups", "n_blocks",
+    "Nq", "K", "q_pitch", "q_max", "q_rows", "d_pitch", "d_max", "d_total", "parts",
 )  # fmt: skip
 
 
 # Nothing is specialised on a run-time value, so new lengths and counts never compile anything.
 @gluon.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_RUNTIME)
 def maxsim_forward(
-    q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, d_ptr, n_chunks, n_groups,
-    n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, d_rows, d_bytes, BM: gl.constexpr,
-    BN: gl.constexpr, BR: gl.constexpr, BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, KI: gl.constexpr,
-    ST: gl.constexpr, QST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr,
-    HAS_Q_STARTS: gl.constexpr, HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    BALANCED: gl.constexpr, ARGMAX: gl.constexpr, R1: gl.constexpr, R2: gl.constexpr, num_warps: gl.constexpr,
+    q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups, n_blocks, Nq,
+    K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BR: gl.constexpr,
+    BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, KI: gl.constexpr, ST: gl.constexpr, QST: gl.constexpr,
+    NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr, HAS_Q_STARTS: gl.constexpr,
+    HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr, BALANCED: gl.constexpr,
+    ARGMAX: gl.constexpr, R1: gl.constexpr, R2: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """Sums of row maxima: out[(n * sums + i) * K + k] for query n, its i-th run of SUM rows and document k, fp32.
 
@@ -786,14 +760,11 @@ def maxsim_forward(
     SHARED: all queries meet documents 0 .. K - 1; otherwise query n meets n * K .. n * K + K - 1.
     KS boxes of BK columns make a stage, KC stages a document tile, KI of them are added up in the tensor core.
     QST > 0: query groups resident in shared memory; QST = 0: their rows travel through the ring with the document's.
-    d_ptr, d_rows, d_bytes: see `_ask_ahead`.
     """
     t = Tile(BM, BN, BR, BK, KS, KC, KI, ST, QST, NC, G, SUM, SHARED, HAS_Q_STARTS, HAS_Q_LENGTHS, HAS_STARTS,
              HAS_LENGTHS, BALANCED, ARGMAX)  # fmt: skip
     w = Work(q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups,
              n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts)  # fmt: skip
-    if BR == BN:
-        _ask_ahead(t, w, d_ptr, d_rows, d_bytes)
     Q_TILES: gl.constexpr = (QST * KC if QST > 0 else ST) * KS * NC
     Q_STAGES: gl.constexpr = QST if QST > 0 else 1
     q_boxes = gl.allocate_shared_memory(q_desc.dtype, [Q_TILES * (BM // G), G, BK], q_desc.layout)

@@ -8,6 +8,7 @@ never bits: the kernel sums row maxima in one order whatever the plan.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -20,7 +21,7 @@ CORE_COLUMNS = (
     512  # columns the tensor core adds up by itself: relative errors reach 8e-7 at d = 512, 1.1e-6 at 768 (H200)
 )
 RUN_COLUMNS = 384  # of a wider d are added up there at a time: 5e-7 to 6e-7 at any d
-LONG_DOCUMENT = 512  # rows from which four consumers are ahead of two; at 300 they are behind (docs/kernels.md)
+LONG_DOCUMENT = 512  # rows from which four consumers can be ahead of two; at 300 they are behind (docs/kernels.md)
 PAIR_ROWS = 2048  # document rows a program must have for two to share a multiprocessor
 MANY_TILES = 384  # of a chunk: a deeper ring is then worth more than the next query group at hand (docs/kernels.md: a
 # step 64 x 64 at 1024 x 1024 2 260 -> 2 065 us on an H200; where it turns was not swept)
@@ -119,9 +120,11 @@ def plan_shape(
     """
     best: tuple[float, HopperPlan] | None = None
     long = (sorted_rows or K * Ld) >= LONG_DOCUMENT * K
+    columns = math.prod(_columns(d))
+    four = long and (columns <= 64 or columns == CORE_COLUMNS or (argmax and columns <= 128))
     for NC, BM in ((4, 64), (2, 128), (1, 128), (2, 64), (1, 64)):
         tile = _tile(NC, BM, Nq, K, Lq, d, shared)
-        if tile is None or (NC == 4 and not long):
+        if tile is None or (NC == 4 and not four):
             continue
         each = 2 if _pair_up(tile, sorted_rows or K * Ld, processors) else 1
         cycles, chosen = _schedule(tile, K, Ld, sorted_rows, contiguous, argmax, processors, ceiling, each)
@@ -169,8 +172,8 @@ def _tile(NC: int, BM: int, Nq: int, K: int, Lq: int, d: int, shared: bool) -> _
     BK, copies = _columns(d)
     if BK * copies > CORE_COLUMNS and BM > UNIT:
         return None  # two accumulators of 128 rows are more registers than a thread has
-    if NC == 4 and 128 < BK * copies != CORE_COLUMNS:
-        return None  # two are as fast; above CORE_COLUMNS the registers of four do not hold a sum and two accumulators
+    if NC == 4 and BK * copies > CORE_COLUMNS:
+        return None  # the registers of four do not hold a sum and two accumulators
     G = UNIT if Lq > 32 else max(8, 1 << (Lq - 1).bit_length())
     parts = -(-Lq // UNIT)
     per_group = NC * BM // UNIT

@@ -28,7 +28,6 @@ from maxsim.fused.hopper_kernels import (
     Ring,
     Tile,
     Work,
-    _ask_ahead,
     _chunk,
     _consume0,
     _consume1,
@@ -190,20 +189,19 @@ def _similarities(t, ring, zero, it, loads, W: gl.constexpr):
 
 
 _RUNTIME = (
-    "out_ptr", "arg_ptr", "q_start_ptr", "q_len_ptr", "d_start_ptr", "d_len_ptr", "d_ptr", "n_chunks", "n_groups",
-    "n_blocks", "Nq", "K", "q_pitch", "q_max", "q_rows", "d_pitch", "d_max", "d_total", "parts", "d_rows", "d_bytes",
+    "out_ptr", "arg_ptr", "q_start_ptr", "q_len_ptr", "d_start_ptr", "d_len_ptr", "n_chunks", "n_groups", "n_blocks",
+    "Nq", "K", "q_pitch", "q_max", "q_rows", "d_pitch", "d_max", "d_total", "parts",
 )  # fmt: skip
 
 
 @gluon.jit(do_not_specialize=_RUNTIME, do_not_specialize_on_alignment=_RUNTIME)
 def maxsim_forward_tf32x3(
-    q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, d_ptr, n_chunks, n_groups,
-    n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, d_rows, d_bytes, BM: gl.constexpr,
-    BN: gl.constexpr, BR: gl.constexpr, BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, KI: gl.constexpr,
-    ST: gl.constexpr, QST: gl.constexpr, NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr,
-    HAS_Q_STARTS: gl.constexpr, HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr,
-    BALANCED: gl.constexpr, ARGMAX: gl.constexpr, R1: gl.constexpr, R2: gl.constexpr, R3: gl.constexpr,
-    num_warps: gl.constexpr,
+    q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups, n_blocks, Nq,
+    K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts, BM: gl.constexpr, BN: gl.constexpr, BR: gl.constexpr,
+    BK: gl.constexpr, KS: gl.constexpr, KC: gl.constexpr, KI: gl.constexpr, ST: gl.constexpr, QST: gl.constexpr,
+    NC: gl.constexpr, G: gl.constexpr, SUM: gl.constexpr, SHARED: gl.constexpr, HAS_Q_STARTS: gl.constexpr,
+    HAS_Q_LENGTHS: gl.constexpr, HAS_STARTS: gl.constexpr, HAS_LENGTHS: gl.constexpr, BALANCED: gl.constexpr,
+    ARGMAX: gl.constexpr, R1: gl.constexpr, R2: gl.constexpr, R3: gl.constexpr, num_warps: gl.constexpr,
 ):  # fmt: skip
     """`hopper_kernels.maxsim_forward` of fp32 operands; BK = 32 columns are the 128 bytes of a swizzled row.
 
@@ -213,8 +211,6 @@ def maxsim_forward_tf32x3(
              HAS_LENGTHS, BALANCED, ARGMAX)  # fmt: skip
     w = Work(q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups,
              n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts)  # fmt: skip
-    if BR == BN:
-        _ask_ahead(t, w, d_ptr, d_rows, d_bytes)
     Q_TILES: gl.constexpr = (QST * KC if QST > 0 else ST) * KS * NC
     Q_STAGES: gl.constexpr = QST if QST > 0 else 1
     q_boxes = gl.allocate_shared_memory(q_desc.dtype, [Q_TILES * (BM // G), G, BK], q_desc.layout)

@@ -120,7 +120,7 @@ class _Repeat:
         stream = torch._C._cuda_getCurrentRawStream(self.index)
         at = part.data_ptr()
         maps = [tensor_map(q, *self.q_box), tensor_map(d, *self.d_box)]
-        self.score(self.grid, stream, maps, [at, 0, q_starts, q_lengths, d_starts, d_lengths, d, *self.integers])
+        self.score(self.grid, stream, maps, [at, 0, q_starts, q_lengths, d_starts, d_lengths, *self.integers])
         if several:
             self.add(self.add_grid, stream, [], [at, scores.data_ptr(), *self.add_integers])
         return scores

@@ -178,14 +178,6 @@ def test_a_score_has_the_same_bits_under_every_tile_of_a_width(d, argmax):
         assert torch.equal(first[1].long(), reference.float64(q, x)[1]), "unit vectors have no ties"
 
 
-def test_what_is_asked_for_ahead_stays_inside_of_the_documents():
-    """The last program's first tile is longer than what is left; rows with gaps between them ask for nothing."""
-    for B, Ld, wide in ((1, 1, 128), (133, 1, 128), (140, 3, 128), (140, 130, 136)):
-        rows = unit(B * Ld, wide)[:, :128]
-        assert relative_error(tokens(unit(1, 32, 128)), tokens(rows.unflatten(0, (B, Ld)))) < 1e-6
-        torch.cuda.synchronize()
-
-
 def test_more_than_2_to_31_elements():
     D = torch.zeros(60_000, 300, 128, device="cuda", dtype=torch.float16)
     D[-1] = unit(300, 128)

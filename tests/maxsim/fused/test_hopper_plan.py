@@ -104,15 +104,13 @@ def test_blocks_are_never_empty_and_programs_never_idle():
         ({"Nq": 1, "K": 10_000, "Lq": 32, "Ld": 300}, (1, 64)),
         ({"Nq": 1, "K": 1000, "Lq": 32, "Ld": 1024}, (1, 64)),
         ({"Nq": 1, "K": 1000, "Lq": 128, "Ld": 1024}, (2, 64)),
-        ({"Nq": 1, "K": 10_000, "Lq": 1024, "Ld": 300}, (2, 128)),
-        ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 300}, (2, 128)),
-        ({"Nq": 1024, "K": 1000, "Lq": 32, "Ld": 256}, (2, 128)),
-        # long documents, whose walk and sums may be made four times over
-        ({"Nq": 1, "K": 10_000, "Lq": 1024, "Ld": 1024}, (4, 64)),
-        ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 1024}, (4, 64)),
-        ({"Nq": 1, "K": 1000, "Lq": 512, "Ld": 512}, (4, 64)),
-        ({"Nq": 16, "K": 1000, "Lq": 128, "Ld": 1024, "sorted_rows": 600_000}, (4, 64)),
-        ({"Nq": 16, "K": 1000, "Lq": 128, "Ld": 1024, "sorted_rows": 500_000}, (2, 128)),
+        ({"Nq": 1, "K": 10_000, "Lq": 1024, "Ld": 1024}, (2, 128)),
+        ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 1024}, (2, 128)),
+        ({"Nq": 1024, "K": 1000, "Lq": 32, "Ld": 1024}, (2, 128)),
+        ({"Nq": 64, "K": 64, "Lq": 1024, "Ld": 512, "argmax": True}, (4, 64)),
+        ({"Nq": 64, "K": 64, "Lq": 1024, "Ld": 300, "argmax": True}, (2, 128)),
+        ({"Nq": 16, "K": 1000, "Lq": 128, "Ld": 1024, "sorted_rows": 600_000, "argmax": True}, (4, 64)),
+        ({"Nq": 16, "K": 1000, "Lq": 128, "Ld": 1024, "sorted_rows": 500_000, "argmax": True}, (2, 128)),
     ],
 )
 def test_short_queries_stream_and_everything_else_fills_two_warpgroups_or_four(shape, tile):
@@ -163,10 +161,12 @@ def test_every_tile_and_ring_of_a_wide_embedding_adds_up_the_same_columns_at_a_t
     assert not 640 <= d <= 1024 or len(rings) > 1, "queries are held and travel"
 
 
-def test_four_consumers_are_for_widths_at_which_they_were_faster():
-    shape = {"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024}
-    chosen = {d: plan_shape(**shape, d=d).NC for d in (32, 64, 96, 128, 160, 256, 384, 512, 768, 1024, 2048)}
-    assert {d for d, NC in chosen.items() if NC == 4} == {32, 64, 96, 128, 512}
+@pytest.mark.parametrize(("argmax", "widths"), [(False, {32, 64, 512}), (True, {32, 64, 96, 128, 512})])
+def test_four_consumers_are_for_long_documents_of_widths_at_which_they_were_faster(argmax, widths):
+    shape = {"Nq": 1, "K": 1000, "Lq": 1024, "argmax": argmax}
+    every = (32, 64, 96, 128, 160, 256, 384, 512, 768, 1024, 2048)
+    assert {d for d in every if plan_shape(**shape, Ld=1024, d=d).NC == 4} == widths
+    assert not any(plan_shape(**shape, Ld=300, d=d).NC == 4 for d in every)
 
 
 def test_a_query_that_does_not_fit_travels_with_the_documents():
@@ -226,7 +226,7 @@ def test_many_tiles_change_what_is_held_and_how_deep_the_ring_is_and_never_which
 
 
 def test_a_plan_prints_what_it_does():
-    text = str(plan_shape(Nq=1, K=1000, Lq=1024, Ld=300, d=128, ceiling="compute"))
+    text = str(plan_shape(Nq=1, K=1000, Lq=1024, Ld=1024, d=128, ceiling="compute"))
     assert "2 x 128 query rows" in text
     assert "132 programs" in text
     assert "bound by compute" in text

@@ -127,7 +127,6 @@ def resources(shape: dict[str, Any], carries: dict[str, bool]) -> Resources:
         "q_len_ptr": "*i32",
         "d_start_ptr": "*i64",
         "d_len_ptr": "*i32",
-        "d_ptr": "*fp32",
     }
     return compile_offline(kernel, signature, constants, 90)
 
