@@ -41,7 +41,7 @@ def test_what_it_computes_is_known():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_loop_multiplies_what_it_claims(gpu, dtype):
+def test_the_loop_multiplies_what_it_claims(dtype):
     if torch.cuda.get_device_capability() != (9, 0):
         pytest.skip("the loop is for sm_90")
     x = probes.operands(dtype)
