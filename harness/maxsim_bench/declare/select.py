@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from maxsim_bench.declare.experiment import AXES, VARIANT, DeclarationError, Plan, Planned, axis_value, matches
-from maxsim_bench.declare.load import suggest
+from maxsim_bench.declare.load import condition_mistakes, suggest
 
+_ORDERS = ("<", "<=", ">", ">=")
 _FILTER = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|<|>|=)\s*(.+?)\s*")
 
 
@@ -31,12 +32,14 @@ def parse_where(texts: Iterable[str]) -> list[dict[str, Any]]:
         if axis not in AXES and not axis.startswith(VARIANT):
             problems.append(f"--where {text}: unknown axis {axis!r}. {suggest(axis, AXES)}")
             continue
-        values = given.split(",")
-        if operator in ("<", "<=", ">", ">=") and given in AXES:  # B>Nq
-            found.append({axis: f"{operator} {given}"})
+        if operator in _ORDERS and (axis != "memory_cap" or given in AXES):  # a size is no whole number yet
+            condition = {axis: f"{operator} {_plain(given)}"}
+            told = [mistake for _, mistake in condition_mistakes(condition)]
+            problems += [f"--where {text}: {one}" for one in told]
+            found += [] if told else [condition]
             continue
         try:
-            typed = [_typed(axis, value.strip()) for value in values]
+            typed = [_typed(axis, value.strip()) for value in given.split(",")]
         except ValueError as error:
             problems.append(f"--where {text}: {error}.")
             continue
@@ -45,7 +48,7 @@ def parse_where(texts: Iterable[str]) -> list[dict[str, Any]]:
         elif operator == "!=":
             found.append({axis: {"not": typed}})
         elif len(typed) > 1 or not isinstance(typed[0], int):
-            problems.append(f"--where {text}: {operator} needs one number or axis.")
+            problems.append(f"--where {text}: {operator} needs one size.")
         else:
             found.append({axis: f"{operator} {typed[0]}"})
     if problems:
@@ -62,6 +65,14 @@ def select(plan: Plan, where: Iterable[Mapping[str, Any]], backends: Iterable[st
         if kept and all(matches(condition, planned.cell) for condition in conditions):
             chosen.append(Planned(cell=planned.cell, backends=kept))
     return chosen
+
+
+def _plain(text: str) -> str:
+    """A number as a condition writes it (1_000 → 1000); anything else as it is."""
+    try:
+        return str(int(text))
+    except ValueError:
+        return text
 
 
 def _typed(axis: str, text: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from maxsim_bench.declare.experiment import DeclarationError, Experiment
+from maxsim_bench.declare.experiment import AXES, DeclarationError, Experiment
 from maxsim_bench.declare.select import parse_where, select
 
 PLAN = Experiment.model_validate(
@@ -14,6 +14,8 @@ PLAN = Experiment.model_validate(
         "leave_out": [{"when": {"Lq": 8}, "backends": "fused", "why": "w"}],
     }
 ).plan("h200")  # fmt: skip
+
+NEITHER = "compares with neither a whole number nor an axis."
 
 
 @pytest.mark.parametrize(
@@ -28,6 +30,9 @@ PLAN = Experiment.model_validate(
         (["Lq=1024"], 0),
         (["chunk<Lq"], 12),
         (["chunk>Lq"], 0),
+        (["Lq>=0_032"], 16),
+        (["memory_cap>=40GB"], 12),
+        (["memory_cap>Lq"], 12),
     ],
 )
 def test_a_filter_keeps_the_cells_that_meet_all_conditions(where: list[str], count: int) -> None:
@@ -42,11 +47,21 @@ def test_a_backend_filter_drops_the_cells_it_does_not_measure() -> None:
 
 def test_every_wrong_filter_is_told_at_once() -> None:
     with pytest.raises(DeclarationError) as caught:
-        parse_where(["Lq", "lq=3", "Lq=x", "dtype>fp16", "dtype=fp61"])
+        parse_where(["Lq", "lq=3", "Lq=x", "dtype>fp16", "dtype=fp61", "memory_cap<none", "Lq>=ld", "Lq>8,16", "Lq>=0"])
     assert caught.value.problems == [
         "--where Lq: no filter. Write AXIS=VALUE, AXIS=ONE,OTHER or AXIS>=NUMBER.",
         "--where lq=3: unknown axis 'lq'. Did you mean 'Lq'?",
         "--where Lq=x: Lq = x, but input should be a valid integer.",
-        "--where dtype>fp16: > needs one number or axis.",
+        f"--where dtype>fp16: '> fp16' {NEITHER} Choose from {', '.join(sorted(AXES))}.",
         "--where dtype=fp61: dtype = fp61, but input should be 'fp16', 'bf16' or 'fp32'.",
+        "--where memory_cap<none: < needs one size.",
+        f"--where Lq>=ld: '>= ld' {NEITHER} Did you mean 'Ld'?",
+        f"--where Lq>8,16: '> 8,16' {NEITHER} Choose from {', '.join(sorted(AXES))}.",
+        "--where Lq>=0: '>= 0': 0 never holds: input should be greater than or equal to 1.",
     ]
+
+
+@pytest.mark.parametrize("where", ["Lq>dtype", "dtype>Lq", "dtype<layout", "variant.loss>Lq", "variant.loss>3"])
+def test_axes_that_are_no_whole_numbers_are_not_put_in_order(where: str) -> None:
+    with pytest.raises(DeclarationError, match=rf"^--where {where}: .* compares whole numbers, and \S+ is none\. "):
+        parse_where([where])
