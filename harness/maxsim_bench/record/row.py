@@ -118,6 +118,8 @@ class Row(BaseModel):
                 raise ValueError(f"status {self.status!r} holds no measurement, but {', '.join(filled)} is filled")
             if not self.error:
                 raise ValueError(f"status {self.status!r} needs an `error` that says why")
+        elif self.latency_ms is None and self.cell.timing_policy is not None:
+            raise ValueError("status 'ok' of a cell that is timed needs latency_ms, but that is empty")
         return self
 
     @model_validator(mode="after")

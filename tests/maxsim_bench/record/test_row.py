@@ -31,6 +31,15 @@ def test_a_failed_row_says_why(row: MakeRow) -> None:
         row(status="timeout", error=None)
 
 
+def test_a_row_that_is_ok_has_a_time_where_its_cell_is_timed(row: MakeRow) -> None:
+    assert row(latency_ms=None).latency_ms is None  # what is not timed: rankings, gradients
+    timed = row(cell=row().cell.model_copy(update={"timing_policy": "cold_l2"}))
+    record = {k: "" if v is None else str(v) for k, v in timed.to_record().items()}
+    assert Row.from_record(record) == timed
+    with pytest.raises(ValueError, match="'ok' of a cell that is timed needs latency_ms"):
+        Row.from_record(record | {"latency_ms": ""})
+
+
 @pytest.mark.parametrize("text", ["2.", ".5", "1_000", " 1.0", "1,0", "0x1", "1e", "2.5.1", "None"])
 def test_only_a_number_as_python_writes_it_is_one(row: MakeRow, text: str) -> None:
     record = {k: "" if v is None else str(v) for k, v in row().to_record().items()}
