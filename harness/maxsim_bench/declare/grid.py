@@ -5,7 +5,7 @@ Room: `declare`. Imports nothing else of ours.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import product
 from typing import Any
 
@@ -59,14 +59,19 @@ def idle(experiment: Experiment) -> list[LeaveOut]:
         under = experiment.under(profile)
         cards = [g for gpu in under.gpus() for g in (known_gpus().keys() - {"cpu"} if gpu == "any" else {gpu})]
         for gpu in cards:
-            rules = [rule for rule in waiting if rule in under.leave_out]
+            rules = [rule for rule in waiting if _among(rule, under.leave_out)]
             for cell in _product(under, gpu) if rules else ():
                 acting = _acting(under, cell) if any(matches(rule.when, cell) for rule in rules) else []
-                rules = [rule for rule in rules if rule not in acting]
+                rules = [rule for rule in rules if not _among(rule, acting)]
                 if not rules:
                     break
-            waiting = [rule for rule in waiting if rule not in under.leave_out or rule in rules]
+            waiting = [rule for rule in waiting if not _among(rule, under.leave_out) or _among(rule, rules)]
     return waiting
+
+
+def _among(rule: LeaveOut, rules: Iterable[LeaveOut]) -> bool:
+    """Whether it is one of these, not merely equal to one: a constraint written twice is idle the second time."""
+    return any(rule is one for one in rules)
 
 
 def backends_for(experiment: Experiment, cell: Cell) -> list[str]:
@@ -91,11 +96,17 @@ def _rule_on(experiment: Experiment, cell: Cell) -> LeaveOut | None:
 
 
 def _acting(experiment: Experiment, cell: Cell) -> list[LeaveOut]:
-    """Constraints that leave out something here: this cell, or backends of it."""
+    """Constraints that leave out something here: this cell, or backends of it that none before them does."""
     rule = _rule_on(experiment, cell)
     if rule is not None:
         return [rule]
-    return _rules_on_backends(experiment, cell) if _unfit(experiment, cell) is None else []
+    acting: list[LeaveOut] = []
+    left = set(experiment.backends)
+    for rule in _rules_on_backends(experiment, cell) if _unfit(experiment, cell) is None else ():
+        if left & set(rule.backends or ()):
+            acting.append(rule)
+        left -= set(rule.backends or ())
+    return acting
 
 
 def _unfit(experiment: Experiment, cell: Cell) -> str | None:

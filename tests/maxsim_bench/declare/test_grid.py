@@ -126,15 +126,22 @@ def test_a_constraint_is_idle_where_others_leave_out_all_that_it_matches() -> No
             {"when": {"B": 2}, "backends": ["fused"], "why": "of a cell that is left out"},
             {"when": {"B": 10**6}, "backends": ["fused"], "why": "of a cell that does not fit"},
             {"when": {"B": 4}, "why": "matches none"},
+            {"when": {"B": 4}, "why": "matches none"},
             {"when": {"B": 3}, "backends": ["eager"], "why": "acts where the profile has the cell"},
+            {"when": {"B": 3, "Lq": 32}, "backends": ["eager"], "why": "of a backend that is left out"},
             {"when": {"B": 3}, "backends": ["fused"], "why": "of a backend that the profile does not have"},
         ],
         profiles={"smoke": {"axes": {"B": [3]}, "backends": ["eager"]}},
     )
     assert [rule.why for rule in tiny.idle()] == [
-        "hidden", "of a cell that is left out", "of a cell that does not fit", "matches none",
-        "of a backend that the profile does not have",
+        "hidden", "of a cell that is left out", "of a cell that does not fit", "matches none", "matches none",
+        "of a backend that is left out", "of a backend that the profile does not have",
     ]  # fmt: skip
+
+
+def test_a_constraint_that_is_written_twice_is_idle_once() -> None:
+    twice = {"when": {"B": 1}, "why": "acts"}
+    assert len(experiment(axes={"B": [1, 2]}, leave_out=[twice, twice]).idle()) == 1
 
 
 def test_variants_are_axes_of_their_own() -> None:
