@@ -62,7 +62,7 @@ class Child:
         context = get_context("spawn")  # a forked process could not use the GPU
         self.channel, theirs = context.Pipe()
         self._process = context.Process(target=_run, args=(theirs, work, arguments), daemon=True)
-        with undisturbed(), _blocked(_PARENTS):  # one that is half started reads the end of its file, and says so
+        with undisturbed(), held_back(_PARENTS):  # one that is half started reads the end of its file, and says so
             self._process.start()
         theirs.close()
 
@@ -88,8 +88,8 @@ def _run(channel: Connection, work: Callable[..., None], arguments: tuple[Any, .
 
 
 @contextmanager
-def _blocked(signals: set[signal.Signals]) -> Iterator[None]:
-    """Hold these signals back in this thread; what it starts holds them back for good, as they are inherited."""
+def held_back(signals: set[signal.Signals]) -> Iterator[None]:
+    """Hold these signals back in this thread; what it starts holds them back until it says otherwise itself."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield

@@ -10,12 +10,13 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
-from maxsim_bench.record.children import end_with
+from maxsim_bench.record.children import end_with, held_back
 from maxsim_bench.report import style
 from maxsim_bench.report.claims import Ledger, ledger, read_paper
 from maxsim_bench.report.claims.tables import ledger_tables
@@ -25,7 +26,7 @@ from maxsim_bench.report.elements.audits import audit_tables
 from maxsim_bench.report.elements.goals import goal_tables
 from maxsim_bench.report.figures import Figure
 from maxsim_bench.report.goals import read_goals
-from maxsim_bench.report.load import Results, load
+from maxsim_bench.report.load import ReportError, Results, load
 from maxsim_bench.report.origins import FOLDER, Origins, origins
 from maxsim_bench.report.page import Page, write_page
 from maxsim_bench.report.pdf import write_pdf
@@ -36,6 +37,7 @@ from maxsim_bench.report.tables import Table
 PAGE = "report.html"
 COMMAND = ("maxsim-bench", "report")
 _MOST_WORKERS = 8
+_STOPS = {signal.SIGINT, signal.SIGTERM}
 _FIGURES_A_WORKER = 6  # fewer are drawn sooner than another process has imported matplotlib
 
 
@@ -130,7 +132,8 @@ def build_report(
         say: told about progress, a line at a time.
 
     Raises:
-        ReportError, StoreError: for data that cannot be read; nothing is half written then.
+        ReportError, StoreError: for data that cannot be read; nothing is half written then. ReportError too where a
+            process that draws figures is killed; the next report writes what this one did not.
     """
     places = places or Places()
     report = compose(roots, places)
@@ -188,8 +191,16 @@ def _draw(out: Path, figures: Sequence[Figure], say: Callable[[str], None] | Non
     with ProcessPoolExecutor(
         workers, mp_context=get_context("fork"), initializer=_begin, initargs=(os.getpid(),)
     ) as pool:
-        for name in pool.map(partial(_write_figure, out), figures, chunksize=2):
-            told(name)
+        try:
+            with held_back(_STOPS):  # until `_begin` a worker has our handlers, which would print a traceback each
+                names = pool.map(partial(_write_figure, out), figures, chunksize=2)  # starts them
+            for name in names:
+                told(name)
+        except BrokenProcessPool:
+            raise ReportError(
+                "a process that draws figures was killed (by the system, if it ran out of main memory). "
+                "Run the same command again."
+            ) from None
     return len(figures)
 
 
@@ -199,6 +210,7 @@ def _begin(parent: int) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
     end_with(parent)
 
 

@@ -301,6 +301,51 @@ def test_workers_that_draw_end_with_the_report(number: signal.Signals) -> None:
                 os.killpg(report.pid, signal.SIGKILL)
 
 
+STOPPED_AT_ITS_START = """
+import os, signal, time
+from pathlib import Path
+from maxsim_bench.report import build
+from maxsim_bench.stopping import terminated_as_interrupted
+
+def stopped_first(parent):
+    os.kill(os.getpid(), {number})
+    time.sleep(0.2)
+    begin(parent)
+    os.write(1, b"ready\\n")
+
+begin, build._begin = build._begin, stopped_first
+build._write_figure = lambda out, figure: str(figure)
+build.os.cpu_count = lambda: 2
+with terminated_as_interrupted():
+    build._draw(Path("."), [None] * 24, None)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="figures are drawn in one process elsewhere")
+@pytest.mark.parametrize(("number", "begun"), [(signal.SIGTERM, False), (signal.SIGINT, True)])
+def test_a_worker_that_is_stopped_while_it_starts_prints_no_traceback(number: signal.Signals, begun: bool) -> None:
+    """SIGTERM ends it as if it had begun, Ctrl-C is the parent's."""
+    program = STOPPED_AT_ITS_START.format(number=int(number))
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert "KeyboardInterrupt" not in done.stderr
+    assert ("ready" in done.stdout) == begun
+
+
+def _killed(out: Path, figure: object) -> str:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return "never"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="figures are drawn in one process elsewhere")
+def test_a_worker_that_is_killed_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from maxsim_bench.report import build
+
+    monkeypatch.setattr(build, "_write_figure", _killed)
+    monkeypatch.setattr(build.os, "cpu_count", lambda: 2)
+    with pytest.raises(ReportError, match=r"a process that draws figures was killed .* Run the same command again"):
+        build._draw(tmp_path, [None] * 24, None)  # type: ignore[list-item]
+
+
 def test_what_was_lost_of_a_file_stands_on_the_page(built: Built) -> None:
     path = built.results / "h200" / "forward.csv"
     path.write_bytes(path.read_bytes()[:-5])
