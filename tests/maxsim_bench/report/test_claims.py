@@ -233,7 +233,7 @@ def test_sixteen_bit_compilation_answers_nothing_about_tf32(paper: Paper, made: 
     assert full.command.endswith("--backend compiled_tf32")
     in_turn = made.modelled(at.model_copy(update={"experiment": "memory_scaling"}), "compiled_tf32")
     found = verdict(claim(**scaling, dtype="fp32_tf32"), paper, made.results([in_turn]))
-    assert (found.measured_by, "one shape after another" in found.reading) == ("compiled_tf32", True)
+    assert (found.measured_by, "one shape after another" in found.reading) == ("compiled, FP32/TF32", True)
     ratio = {**scaling, "metric": "speedup", "backend": "fused", "baseline": "compile_no_cudagraphs"}
     over = verdict(claim(**ratio, variant="shape=ColPali;fp32 baseline"), paper, results)
     assert (over.verdict, over.why.split(" was ")[0]) == ("not measured", "the baseline compile_no_cudagraphs")
