@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from maxsim_bench.declare.experiment import AXES, VARIANT, DeclarationError, Plan, Planned, axis_value, matches
-from maxsim_bench.declare.load import suggest
+from maxsim_bench.declare.load import condition_mistakes, suggest
 
 _FILTER = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|<|>|=)\s*(.+?)\s*")
 
@@ -33,7 +33,9 @@ def parse_where(texts: Iterable[str]) -> list[dict[str, Any]]:
             continue
         values = given.split(",")
         if operator in ("<", "<=", ">", ">=") and given in AXES:  # B>Nq
-            found.append({axis: f"{operator} {given}"})
+            condition = {axis: f"{operator} {given}"}
+            problems += [f"--where {text}: {told}" for _, told in condition_mistakes(condition)]
+            found.append(condition)
             continue
         try:
             typed = [_typed(axis, value.strip()) for value in values]

@@ -42,11 +42,13 @@ def test_a_backend_filter_drops_the_cells_it_does_not_measure() -> None:
 
 def test_every_wrong_filter_is_told_at_once() -> None:
     with pytest.raises(DeclarationError) as caught:
-        parse_where(["Lq", "lq=3", "Lq=x", "dtype>fp16", "dtype=fp61"])
+        parse_where(["Lq", "lq=3", "Lq=x", "dtype>fp16", "dtype=fp61", "Lq>dtype", "layout<=Nq"])
     assert caught.value.problems == [
         "--where Lq: no filter. Write AXIS=VALUE, AXIS=ONE,OTHER or AXIS>=NUMBER.",
         "--where lq=3: unknown axis 'lq'. Did you mean 'Lq'?",
         "--where Lq=x: Lq = x, but input should be a valid integer.",
         "--where dtype>fp16: > needs one number or axis.",
         "--where dtype=fp61: dtype = fp61, but input should be 'fp16', 'bf16' or 'fp32'.",
+        "--where Lq>dtype: '> dtype' compares whole numbers, and dtype is none. Write a value, or a list of values.",
+        "--where layout<=Nq: '<= Nq' compares whole numbers, and layout is none. Write a value, or a list of values.",
     ]

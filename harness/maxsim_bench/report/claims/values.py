@@ -1,4 +1,6 @@
-"""The number of a claim's metric from the rows that answer it. May import: record, declare.
+"""The number of a claim's metric from the rows that answer it.
+
+Room: `report`. May import: record, declare.
 
 Every function takes an `Asked` and returns the value in the claim's unit, or raises `NoValue` with the reason.
 """
