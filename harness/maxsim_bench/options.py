@@ -63,7 +63,7 @@ def grid_options(command: F) -> F:
         click.argument("names", metavar="[EXPERIMENT]...", nargs=-1),
         click.option("--profile", type=click.Choice(PROFILES), default="full", show_default=True, help="Size of grid."),
         click.option(
-            "--where", multiple=True, metavar="AXIS=VALUE", help="Only such cells: Lq=32, B>=1000, dtype!=fp32."
+            "--where", multiple=True, metavar="AXIS=VALUE", help="Only such cells: Lq=32, B>=1000, B>Nq, dtype!=fp32."
         ),
         click.option("--backend", "backends", multiple=True, metavar="NAME", help="Only this backend (repeatable)."),
         click.option("--memory-cap", type=Size(), help="Device memory that a cell may use: 40GB, 16GiB."),

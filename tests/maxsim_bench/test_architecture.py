@@ -109,6 +109,16 @@ def test_every_module_of_the_harness_is_in_a_room_or_beside_the_command_line() -
         assert "Orchestration" in head, f"{name}.py does not say that it is orchestration"
 
 
+def test_every_module_of_a_room_names_it_at_its_head() -> None:
+    silent = []
+    for file in sources(HARNESS):
+        room = room_of(file, HARNESS)
+        head = "\n".join(file.read_text("utf-8").splitlines()[:10])
+        if room in HARNESS_ROOMS and f"Room: `{room}`" not in head and f"Room `{room}`" not in head:
+            silent.append(file.relative_to(HARNESS).as_posix())
+    assert silent == []
+
+
 def at_import_time(tree: ast.Module) -> Iterator[ast.stmt]:
     """Statements that run when the module is imported: not inside functions, not under TYPE_CHECKING."""
     pending: list[ast.stmt] = list(tree.body)

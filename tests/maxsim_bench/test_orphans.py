@@ -72,17 +72,18 @@ if __name__ == "__main__":
 
 
 TOLD_OF_NO_END = """
-import os, subprocess, sys, time
+import ctypes, os, subprocess, sys, time
 from maxsim_bench.record.children import end_with
 
 if len(sys.argv) == 1:
     subprocess.Popen([sys.executable, __file__, str(os.getpid())])
 else:
-    sys.platform = "darwin"
+    {because}
     end_with(int(sys.argv[1]))
     print(os.getpid(), flush=True)
 time.sleep(3600)
 """
+REFUSES = "ctypes.CDLL = lambda name: type('Library', (), {'prctl': staticmethod(lambda *asked: -1)})"
 STARTED_TOO_LATE = """
 import os
 from maxsim_bench.record.children import end_with
@@ -106,7 +107,8 @@ def alive(pid: int) -> bool:
         pytest.param(CHILD, id="child"),
         pytest.param(AUDIT, id="audit"),
         pytest.param(WORKER, id="worker"),
-        pytest.param(TOLD_OF_NO_END, id="where Linux is not"),
+        pytest.param(TOLD_OF_NO_END.format(because="sys.platform = 'darwin'"), id="where Linux is not"),
+        pytest.param(TOLD_OF_NO_END.format(because=REFUSES), id="where Linux refuses"),
         pytest.param(
             RANK, id="rank",
             marks=pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a hanging rank is not told"),

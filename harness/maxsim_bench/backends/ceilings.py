@@ -31,6 +31,13 @@ class Probe:
     operations: Callable[[], float]
 
 
+def processors() -> int:
+    """Multiprocessors of the current GPU."""
+    import torch
+
+    return int(torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count)
+
+
 def probes() -> list[Probe]:
     """Every probe of this room, in the order of module names. Imports no kernel."""
     found: list[Probe] = []

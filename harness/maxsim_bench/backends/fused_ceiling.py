@@ -9,7 +9,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from maxsim_bench.backends.ceilings import Probe
+from maxsim_bench.backends.ceilings import Probe, processors
 
 
 def _loop(dtype: str) -> Callable[[], Any]:
@@ -17,19 +17,13 @@ def _loop(dtype: str) -> Callable[[], Any]:
 
     from maxsim.fused import probes
 
-    return probes.matrix_loop(_processors(), probes.operands(getattr(torch, dtype)))
+    return probes.matrix_loop(processors(), probes.operands(getattr(torch, dtype)))
 
 
 def _operations() -> float:
     from maxsim.fused import probes
 
-    return probes.operations(_processors())
-
-
-def _processors() -> int:
-    import torch
-
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return probes.operations(processors())
 
 
 CEILINGS = [

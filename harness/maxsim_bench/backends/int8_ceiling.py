@@ -9,25 +9,19 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from maxsim_bench.backends.ceilings import Probe
+from maxsim_bench.backends.ceilings import Probe, processors
 
 
 def _loop(fp8: bool) -> Callable[[], Any]:
     from maxsim.quantized.ceiling import matrix_loop
 
-    return matrix_loop(_processors(), fp8=fp8)
+    return matrix_loop(processors(), fp8=fp8)
 
 
 def _operations() -> float:
     from maxsim.quantized.ceiling import operations
 
-    return operations(_processors())
-
-
-def _processors() -> int:
-    import torch
-
-    return torch.cuda.get_device_properties(torch.cuda.current_device()).multi_processor_count
+    return operations(processors())
 
 
 CEILINGS = [

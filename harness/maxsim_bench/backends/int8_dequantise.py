@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.identity import source_hash
 from maxsim_bench.backends.inputs import padded_documents
-from maxsim_bench.backends.int8_ours import INT8_PER_TOKEN, admitted
+from maxsim_bench.backends.int8_ours import INT8_PER_TOKEN, admitted, quantised_bytes
 from maxsim_bench.backends.tolerances import TF32_OPERANDS
 from maxsim_bench.declare.cell import Cell
 
@@ -42,11 +42,10 @@ class DequantiseEager:
     def document_bytes(self, cell: Cell, tokens: int, documents: int) -> int:
         """Bytes of the quantised documents, which it must read; that it writes and reads them as fp32 is its own doing.
 
-        One a dimension, and 4 for the scale of every token. Its products are judged by the unit of the cell's operands,
-        as the other eager baselines' are.
+        With 4 for the fp32 scale of every token. Its products are judged by the unit of the cell's operands, as the
+        other eager baselines' are.
         """
-        assert cell.d is not None
-        return tokens * (cell.d + 4)
+        return quantised_bytes(cell, tokens, 4 * tokens)
 
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         from maxsim import baselines

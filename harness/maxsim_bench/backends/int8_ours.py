@@ -32,6 +32,12 @@ def admitted(base: float, cell: Cell) -> float:
     return base if cell.layout in (None, "dense") else _RAGGED * base
 
 
+def quantised_bytes(cell: Cell, tokens: int, scales_bytes: int) -> int:
+    """Bytes of documents quantised to one byte a dimension, `tokens` in all, beside scales of so many bytes in all."""
+    assert cell.d is not None
+    return tokens * cell.d + scales_bytes
+
+
 @dataclass(frozen=True)
 class Quantized:
     """`maxsim.quantized.score` with documents of one quantiser.
@@ -82,9 +88,8 @@ class Quantized:
         return lambda: score(codes, documents)
 
     def document_bytes(self, cell: Cell, tokens: int, documents: int) -> int:
-        """Bytes of the quantised documents: one a dimension, and 4 for every scale."""
-        assert cell.d is not None
-        return tokens * cell.d + 4 * (tokens if self.quantiser.endswith("token") else documents)
+        """Bytes of the quantised documents, with 4 for the fp32 scale of every token or document."""
+        return quantised_bytes(cell, tokens, 4 * (tokens if self.quantiser.endswith("token") else documents))
 
 
 BACKENDS = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.identity import installed_version, missing
-from maxsim_bench.backends.int8_ours import FP8_E4M3, INT8_PER_TOKEN, admitted
+from maxsim_bench.backends.int8_ours import FP8_E4M3, INT8_PER_TOKEN, admitted, quantised_bytes
 from maxsim_bench.declare.cell import Cell
 
 _INSTALL = "pip install 'maxsim-bench[peers]'"
@@ -57,9 +57,8 @@ class FlashMaxSimInt8:
         return admitted(INT8_PER_TOKEN, cell)
 
     def document_bytes(self, cell: Cell, tokens: int, documents: int) -> int:
-        """Bytes of the quantised documents: one a dimension, and 2 for the fp16 scale of every token."""
-        assert cell.d is not None
-        return tokens * (cell.d + 2)
+        """Bytes of the quantised documents, with 2 for the fp16 scale of every token."""
+        return quantised_bytes(cell, tokens, 2 * tokens)
 
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         import flash_maxsim as peer
@@ -105,9 +104,8 @@ class LateInteractionKernelsFp8:
         return admitted(FP8_E4M3, cell)
 
     def document_bytes(self, cell: Cell, tokens: int, documents: int) -> int:
-        """Bytes of the quantised documents: one a dimension, and 4 for the fp32 scale of every token."""
-        assert cell.d is not None
-        return tokens * (cell.d + 4)
+        """Bytes of the quantised documents, with 4 for the fp32 scale of every token."""
+        return quantised_bytes(cell, tokens, 4 * tokens)
 
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         import torch

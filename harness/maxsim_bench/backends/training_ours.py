@@ -15,6 +15,7 @@ from maxsim_bench.backends.identity import source_hash
 from maxsim_bench.backends.tolerances import TF32_OPERANDS
 from maxsim_bench.backends.training_loss import loss_of, refusal, step, variant_of
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.estimate import DTYPE_BYTES
 
 _SOURCES = ("tokens.py", "reference.py", "fused", "training")
 
@@ -22,7 +23,6 @@ _SOURCES = ("tokens.py", "reference.py", "fused", "training")
 # than rounding, the whole gradient of that token goes to another document token. The audit compares at equal argmax.
 NEAR_TIES = 2e-2
 
-_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
 _NUMBER, _SCORE = 4, 4  # bytes of a row's offset; of a score and of its upstream gradient
 
 
@@ -108,7 +108,7 @@ class TrainStage:
         assert cell.Lq is not None
         assert cell.Ld is not None
         assert cell.d is not None
-        row = cell.d * _ELEMENT[cell.dtype or "fp32"]
+        row = cell.d * DTYPE_BYTES[cell.dtype or "fp32"]
         meets = cell.Nq if cell.pairing in (None, "all") else 1  # queries that a document meets
         pairs, n = documents * meets, meets * cell.Lq
         entries = documents * n

@@ -38,7 +38,6 @@ class Gpu(BaseModel):
     int8_tops: float
     bandwidth_gbs: float
     most_fp16_tflops: float | None = None
-    l2_mb: float | None = None
     source: str
 
 

@@ -32,11 +32,10 @@ def end_with(parent: int) -> None:
     """End this process when the one of that id, its parent, does, however that one ends; call it first of all.
 
     Linux kills it, in whatever call it hangs; it does so when the *thread* that started it ends, so that one waits for
-    it. Elsewhere a thread of its own looks, which a call that holds the interpreter lock keeps from looking.
+    it. Elsewhere, and where a sandbox refuses that, a thread of its own looks, which a call that holds the interpreter
+    lock keeps from looking.
     """
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:
+    if sys.platform != "linux" or ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         threading.Thread(target=_look_after, args=(parent,), daemon=True).start()
     if os.getppid() != parent:
         os._exit(1)  # it ended before the request was made

@@ -72,7 +72,7 @@ def panels(frame: pd.DataFrame, axis: str) -> tuple[pd.DataFrame, pd.Series, str
     chosen.sort(key=_sortable)
     shown = frame[keys.isin(chosen)]
     differing = [i for i in range(len(others)) if len({key[i] for key in chosen}) > 1]
-    titles = {key: names.described({others[i]: key[i] for i in differing}) for key in chosen}
+    titles = {key: names.described({others[i]: key[i] for i in differing if key[i] is not None}) for key in chosen}
     panel = keys[shown.index].map(titles)
     order = pd.Categorical(panel, categories=list(dict.fromkeys(titles.values())), ordered=True)
     left = (

@@ -90,7 +90,7 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
                 line = _line(ax, points, backend, dash, hidden)
                 handles[names.backend(backend)] = _handle(*style.look(backend), line)
             _scales(ax, part, lines)
-            ax.set_title(panel)
+            ax.set_title(style.title(str(panel), len(panels)))
             ax.set_xlabel(lines.x_label)
             marks |= _failures(ax, part)
         for first in range(0, len(axes), style.across(len(axes))):

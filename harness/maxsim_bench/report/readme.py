@@ -1,4 +1,7 @@
-"""The results block of the README, between two markers, generated from rows. May import: record, declare."""
+"""The results block of the README, between two markers, generated from rows.
+
+Room: `report`. May import: record, declare.
+"""
 
 from __future__ import annotations
 

@@ -26,9 +26,13 @@ LOOKS: dict[str, tuple[str, str]] = {
     "eager": (GREY, "^"),
     "eager_fp32": ("#444444", "v"),
     "eager_tf32": ("#AAAAAA", "<"),
+    "eager_tf32_cast": ("#444444", ">"),
+    "eager_pylate": (GREEN, "v"),
     "chunked": (GREEN, "P"),
     "compiled": (PURPLE, "X"),
     "compiled_graphs": ("#8A4F7D", "X"),
+    "compiled_tf32": (YELLOW, "X"),
+    "compiled_graphs_tf32": (GREEN, "X"),
     "reference": (YELLOW, "*"),
     "maxsim_cpu": (ORANGE, "h"),
     "fused_int8": (SKY, "p"),
@@ -40,12 +44,15 @@ LOOKS: dict[str, tuple[str, str]] = {
     "flash_maxsim_int8_mixed": ("#F0A57A", "s"),
     "lik_fp8": (YELLOW, "D"),
     "dequantise_eager": ("#AAAAAA", "^"),
-    "search": (BLUE, "o"),
-    "search_int8": (SKY, "p"),
-    "search_int8_rescored": (GREEN, "p"),
+    "search": (BLUE, "8"),
+    "search_int8": (SKY, "8"),
+    "search_int8_rescored": (GREEN, "8"),
     "read_streaming": (YELLOW, "2"),
     "read_persistent": ("#5E9C76", "1"),
     "empty_launch": ("#AAAAAA", "_"),
+    "pipeline_fused": (BLUE, "o"),
+    "pipeline_chunked": (GREEN, "P"),
+    "pipeline_flash": (VERMILION, "s"),
     "train_fused": (BLUE, "o"),
     "train_lean": (SKY, "o"),
     "train_eager": (GREY, "^"),
@@ -60,6 +67,17 @@ LOOKS: dict[str, tuple[str, str]] = {
     "train_csr_sort": (PURPLE, "o"),
     "train_atomic": ("#8A4F7D", "X"),
     "train_recompute": ("#4C9F70", "P"),
+    "train_stage": (BLUE, "p"),
+    "train_flash_csr": ("#8C3A00", "s"),
+    "train_flash_atomic": ("#F0A57A", "s"),
+    "ddp_conventional": (GREY, "^"),
+    "ddp_tiled": (BLUE, "o"),
+    "ddp_sharded": (SKY, "o"),
+    "ddp_flash_tiled": (VERMILION, "s"),
+    "ddp_flash_sharded": ("#F0A57A", "s"),
+    "full_step_fused": (BLUE, "o"),
+    "full_step_eager": (GREY, "^"),
+    "full_step_flash": (VERMILION, "s"),
 }
 _SPARE_COLOURS = (PURPLE, GREEN, YELLOW, "#003F66", "#8C3A00")
 _SPARE_MARKERS = ("h", "p", "8", "d", ">")
@@ -104,6 +122,18 @@ def look(backend: str) -> tuple[str, str]:
 def across(panels: int) -> int:
     """Panels abreast: at most three, and four make a square."""
     return 2 if panels == 4 else min(panels, 3)
+
+
+def title(text: str, panels: int) -> str:
+    """The title of one panel among so many, broken where its panel ends and only between axes."""
+    room = 60 if panels == 1 else 132 // across(panels)
+    lines: list[str] = []
+    for part in text.split(", "):
+        if lines and len(lines[-1]) + len(part) + 2 <= room:
+            lines[-1] += f", {part}"
+        else:
+            lines.append(part)
+    return ",\n".join(lines)
 
 
 def grid(panels: int, *, height: float = 1.75) -> tuple[Drawing, list[Any]]:

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 _WRAPS = 1 << 32
+_WHOLE = 1 << 53  # up to which float64 holds every whole number
+_PIECE = 1 << 22  # words added up at a time: torch widens what it adds to int64, in a copy twice the size
 _RIGHT, _WRONG = Errors(0.0, 0.0, 0.0), Errors(math.inf, math.inf, math.inf)  # a sum of bits is not nearly right
 
 
@@ -27,11 +29,10 @@ class SumsTruth:
     """
 
     def __init__(self, cell: Cell, inputs: Inputs, reference: Backend) -> None:
-        """Add the words up where they lie; nothing is copied. The reference, which scores, is not asked."""
+        """Add the words up piece by piece, so a corpus needs no room beside it; the reference is not asked."""
         import torch
 
-        operands = (x.reshape(-1).view(torch.int32) for x in (inputs.Q, inputs.D))
-        self.total = sum(int(words.sum(dtype=torch.int64)) for words in operands) % _WRAPS
+        self.total = (_sum_of_words(inputs.Q) + _sum_of_words(inputs.D)) % _WRAPS
         self.like = [torch.zeros(1, dtype=torch.float64, device=inputs.Q.device)]
 
     def judge(self, output: object, tolerance: float) -> Verdict:
@@ -39,9 +40,9 @@ class SumsTruth:
         sums = _only(output)
         if sums.dim() != 1 or str(sums.dtype) != "torch.float64":
             raise ResultError(f"returns {sums.dtype} {list(sums.shape)}, but sums of words are one vector of float64")
-        if not bool((sums == sums.round()).all()):  # nor is NaN
+        if not bool(((sums == sums.round()) & (sums.abs() <= _WHOLE)).all()):  # NaN is neither
             return Verdict(_WRONG, "a sum of words is no whole number: it was never written")
-        short = (self.total - int(sums.sum())) % _WRAPS
+        short = (self.total - int(sums.long().sum())) % _WRAPS  # int64 wraps, which changes nothing modulo 2^32
         if short:
             told = f"did not read what it was given, once: its words add up to {short} less (modulo 2^32)"
             return Verdict(_WRONG, told)
@@ -72,6 +73,16 @@ class NothingTruth:
     def agreement(self, output: object) -> dict[str, float]:
         """Nothing beside the errors."""
         return {}
+
+
+def _sum_of_words(x: torch.Tensor) -> int:
+    """The sum of the 32-bit words of a contiguous tensor, whose bytes are a multiple of 4."""
+    import torch
+
+    total = torch.zeros((), dtype=torch.int64, device=x.device)
+    for piece in x.reshape(-1).view(torch.int32).split(_PIECE):
+        total += piece.sum(dtype=torch.int64)
+    return int(total)
 
 
 def _only(output: object) -> torch.Tensor:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.estimate import DTYPE_BYTES
 from maxsim_bench.declare.experiment import VARIANT, axis_of
 
-_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
 _CODE, _SCORE, _NUMBER = 1, 4, 8  # bytes of a quantised element, a score, a document number
 # A training step multiplies three times: scores, then the winners' gradients to each side, which are sparse. Only the
 # first is dense work; the gradients add 2 · d operations a winning pair and side.
@@ -56,7 +56,7 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
     meets = Nq if cell.pairing in (None, "all") else 1  # queries that each document meets
     pairs = documents * meets
     flops = 2.0 * Lq * d * tokens * meets
-    element = _ELEMENT[cell.dtype or "fp32"]
+    element = DTYPE_BYTES[cell.dtype or "fp32"]
     query_bytes = Nq * Lq * d * element
     document_bytes = tokens * d * (element if cell.quantiser is None else _CODE)
     written = pairs * _SCORE if cell.k is None else Nq * cell.k * (_SCORE + _NUMBER)
@@ -75,7 +75,7 @@ def _two_stages(cell: Cell, d_lengths: Sequence[int] | None) -> Work:
     N, stage = int(axis_of(cell, VARIANT + "corpus")), axis_of(cell, VARIANT + "stage")
     plain = cell.model_copy(update={"variant": None})
     rerank = work_of(plain, None if d_lengths is None else list(d_lengths[: _known(cell, "B")]))
-    d, element = _known(cell, "d"), _ELEMENT[cell.dtype or "fp32"]
+    d, element = _known(cell, "d"), DTYPE_BYTES[cell.dtype or "fp32"]
     first = replace(rerank, flops=2.0 * N * d, bytes_min=float(N * d * element))
     if stage == "stage1":
         return first
@@ -104,7 +104,7 @@ def work_served(cell: Cell, backend: Backend, d_lengths: Sequence[int] | None = 
         flops, bytes_min = piece_of(cell, tokens, documents)
         return replace(work, flops=flops, bytes_min=bytes_min)
     assert bytes_of is not None
-    as_given = tokens * _known(cell, "d") * (_ELEMENT[cell.dtype or "fp32"] if cell.quantiser is None else _CODE)
+    as_given = tokens * _known(cell, "d") * (DTYPE_BYTES[cell.dtype or "fp32"] if cell.quantiser is None else _CODE)
     work = replace(work, bytes_min=work.bytes_min - as_given + bytes_of(cell, tokens, documents))
     # a quantiser is what the documents went through: who leaves the query as given multiplies on the unit of its dtype
     return replace(work, unit=unit or unit_of(cell.model_copy(update={"quantiser": None})))

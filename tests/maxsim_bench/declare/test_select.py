@@ -61,7 +61,7 @@ def test_every_wrong_filter_is_told_at_once() -> None:
     ]
 
 
-@pytest.mark.parametrize("where", ["Lq>dtype", "dtype>Lq", "dtype<layout", "variant.loss>Lq", "variant.loss>3"])
+@pytest.mark.parametrize("where", ["Lq>dtype", "layout<=Lq", "dtype<layout", "variant.loss>Lq", "variant.loss>3"])
 def test_axes_that_are_no_whole_numbers_are_not_put_in_order(where: str) -> None:
     with pytest.raises(DeclarationError, match=rf"^--where {where}: .* compares whole numbers, and \S+ is none\. "):
         parse_where([where])

@@ -15,6 +15,7 @@ from maxsim_bench import training_curve
 from maxsim_bench.declare.experiment import Plan
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import append_samples
+from maxsim_bench.report import names
 from maxsim_bench.report.claims import Paper, ledger, read_paper
 from maxsim_bench.report.claims.ledger import VERDICTS, Entry
 from maxsim_bench.report.claims.match import Index, NoAnswer, answer
@@ -164,6 +165,7 @@ def test_a_block_that_the_published_loop_still_held_is_told_beside_what_was_meas
     )  # fmt: skip
     peak = verdict(whole, paper, made.results(rows))
     assert float(peak.measured) == pytest.approx((2_621_440_000 + 2**18 + 100 * 2**20 + 2**31) / 1e9, rel=1e-3)
+    assert peak.why.endswith("with what the published script held, by its size, 7.022 GB: within 10 %")
     assert "without that: 4.769 GB" in peak.reading
     assert "holds a block until the next one is made; with it, by its size: 7.022 GB" in peak.reading
     ratio = {"metric": "memory_ratio", "unit": "x", "value": "2.57", "backend": "fused", "baseline": "chunked_fp16"}
@@ -195,6 +197,54 @@ def test_the_published_step_holds_its_similarities_through_the_backward_pass(pap
     told = verdict(one, paper, made.results([row]))
     assert float(told.measured) == pytest.approx((2 * similarities + 2**25) / 1e9, rel=1e-3)
     assert "with it, by its size: 51.57 GB" in told.reading
+    left = one.model_copy(update={"metric": "residual_transient_gb", "value": "51.5902"})
+    assert "with it, by its size: 51.51 GB" in verdict(left, paper, made.results([row])).reading
+
+
+def test_the_pool_of_a_cuda_graph_is_read_by_its_tensors_too(paper: Paper, made: Any) -> None:
+    """Operands, their FP32 copies, the graph's copies of those and one tensor of similarities; here two."""
+    at = made.cell("compile_audit", Lq=1024, Ld=1024, memory_cap=85_000_000_000)
+    sizes = {"input_bytes": 262_406_144, "prepare_bytes": 524_812_288, "peak_extra_bytes": 8_508_145_664}
+    row = made.modelled(at, "compiled").model_copy(update={**sizes, "backend": "compiled_graphs_tf32"})
+    one = claim(
+        paper_element="App. A sec:compile", experiment="compile", backend="compile_max_autotune", dtype="fp32_tf32",
+        metric="peak_gb", value="5.557", unit="GB",
+    )  # fmt: skip
+    told = verdict(one, paper, made.results([row]))
+    assert (told.verdict, told.measured) == ("differs", "9.295")
+    by_size = (262_406_144 + 2 * 524_812_288 + 4 * 1000 * 1024 * 1024) / 1e9
+    assert told.why.endswith(f"without what only ours holds, by its size, {by_size:.3f} GB: within 10 %")
+
+
+@pytest.mark.parametrize(("Nq", "gathered"), [(512, 2 * 1024 * 180 * 128 * 2), (1024, 0)])
+def test_a_rank_holds_its_own_tensors_and_what_it_gathers(paper: Paper, made: Any, Nq: int, gathered: int) -> None:
+    """Rank 0's process keeps the tensors of all ranks too: no part of what one rank takes."""
+    at = made.cell("ddp", op="training_step", Nq=Nq, B=1024, Lq=32, Ld=180, timing_policy="host", variant="over=ranks")
+    sizes = {"input_bytes": 51_380_224, "prepare_bytes": 27_787_264, "peak_extra_bytes": 900_000_000}
+    row = made.modelled(at, "fused").model_copy(update={**sizes, "backend": "ddp_flash_tiled"})
+    one = claim(
+        paper_element="tab:ddp", experiment="ddp", backend="ddp_fm_tiled", Nq=Nq, B=1024, Lq=32, Ld=180,
+        metric="peak_gb", value="0.2154", unit="GB",
+    )  # fmt: skip
+    told = verdict(one, paper, made.results([row]))
+    assert float(told.measured) == pytest.approx(0.9278, rel=1e-3)
+    assert told.comparable.startswith("in part: the module of the published step is in no release")
+    assert (f"by its size: {0.927787264 - gathered / 1e9:.4f} GB" in told.reading) == bool(gathered)
+
+
+def test_a_shape_that_was_refused_there_and_runs_here_is_better(paper: Paper, made: Any) -> None:
+    at = made.cell("split_d", Lq=1024, Ld=1024, B=128, variant="kernel=split_d")
+    one = claim(
+        paper_element="tab:splitd_perf", experiment="fat_embeddings", backend="fused_split_d", B=128,
+        metric="status", value="not_supported", unit="status",
+    )  # fmt: skip
+    row = made.modelled(at, "flash_maxsim")
+    told = verdict(one, paper, made.results([row]))
+    assert (told.verdict, told.why) == ("better", "it runs here")
+    failed = row.model_copy(update={"status": "error", "error": "AssertionError", "latency_ms": None})
+    assert verdict(one, paper, made.results([failed])).verdict == "holds"
+    wrong = row.model_copy(update={"status": "incorrect", "error": "off", "latency_ms": None})
+    assert verdict(one, paper, made.results([wrong])).verdict == "differs"
 
 
 @pytest.mark.parametrize(
@@ -233,7 +283,7 @@ def test_sixteen_bit_compilation_answers_nothing_about_tf32(paper: Paper, made: 
     assert full.command.endswith("--backend compiled_tf32")
     in_turn = made.modelled(at.model_copy(update={"experiment": "memory_scaling"}), "compiled_tf32")
     found = verdict(claim(**scaling, dtype="fp32_tf32"), paper, made.results([in_turn]))
-    assert (found.measured_by, "one shape after another" in found.reading) == ("compiled_tf32", True)
+    assert (found.measured_by, "one shape after another" in found.reading) == ("compiled, FP32/TF32", True)
     ratio = {**scaling, "metric": "speedup", "backend": "fused", "baseline": "compile_no_cudagraphs"}
     over = verdict(claim(**ratio, variant="shape=ColPali;fp32 baseline"), paper, results)
     assert (over.verdict, over.why.split(" was ")[0]) == ("not measured", "the baseline compile_no_cudagraphs")
@@ -303,6 +353,56 @@ def test_the_first_corpus_that_does_not_fit(paper: Paper, made: Any) -> None:
         metric="first_oom_B", value="20000", unit="docs",
     )  # fmt: skip
     assert (verdict(one, paper, results).verdict, verdict(one, paper, results).measured) == ("holds", "20000")
+
+
+def test_what_fits_below_the_published_corpus_says_nothing_of_where_memory_ends(paper: Paper, made: Any) -> None:
+    """A bound below is no better result: another backend that takes as many bytes answers, else nobody."""
+
+    def rows(backend: str, *statuses: tuple[int, str]) -> list[Row]:
+        at = {"Lq": 1024, "Ld": 1024, "memory_cap": 42_400_000_000}
+        return [
+            made.modelled(made.cell("memory_scaling", B=B, **at), "eager").model_copy(
+                update={"backend": backend, "status": status, "latency_ms": 1.0 if status == "ok" else None}
+            )
+            for B, status in statuses
+        ]
+
+    one = claim(
+        paper_element="fig:scaling", experiment="memory_scaling", gpu="A100-40GB", backend="eager_fp32_tf32", B=None,
+        dtype="fp32_tf32", metric="first_oom_B", value="10000", unit="docs",
+    )  # fmt: skip
+    short = rows("eager_tf32", (2000, "ok"), (7000, "ok"))
+    alone = verdict(one, paper, made.results(short))
+    assert (alone.verdict, alone.measured) == ("not measured", "")
+    assert alone.why == "eager_tf32 fits with 7000 documents and was not measured with 10000"
+    assert "--backend eager_fp32 --where Nq=1 --where B=10000" in alone.command
+    ieee = rows("eager_fp32", (5000, "ok"), (10_000, "oom"), (20_000, "skipped"))
+    told = verdict(one, paper, made.results([*short, *ieee]))
+    assert (told.verdict, told.measured, told.measured_by) == ("holds", "10000", names.backend("eager_fp32"))
+    fits = verdict(one, paper, made.results([*short, *rows("eager_tf32", (10_000, "ok"))]))
+    assert (fits.verdict, fits.measured) == ("better", "> 10000")
+    gap = verdict(one, paper, made.results([*short, *rows("eager_tf32", (20_000, "oom"))]))
+    assert gap.verdict == "not measured"
+    early = verdict(one, paper, made.results(rows("eager_tf32", (2000, "ok"), (7000, "oom"))))
+    assert (early.verdict, early.measured) == ("differs", "7000")
+
+
+def test_a_ratio_that_took_no_turns_is_measured_again_where_both_are_declared(paper: Paper, made: Any) -> None:
+    """The profile `paper` of memory_scaling compiles nothing, so its command would pair nothing."""
+    at = made.cell("memory_scaling", Lq=1024, Ld=1024, memory_cap=42_400_000_000)
+    one = claim(
+        paper_element="fig:scaling", experiment="memory_scaling", gpu="A100-40GB", metric="speedup", unit="x",
+        baseline="compile_no_cudagraphs", variant="shape=ColPali;fp32 baseline",
+    )  # fmt: skip
+    apart = made.results([made.modelled(at, "flash_maxsim"), made.modelled(at, "compiled_tf32")])
+    told = verdict(one, paper, apart)
+    assert told.verdict == "not measured"
+    assert told.command.startswith("maxsim-bench run memory_scaling --profile full ")
+    assert told.command.endswith("--force")
+
+
+def test_a_cosine_or_rank_correlation_of_99_percent_confirms_nothing(paper: Paper) -> None:
+    assert max(paper.tolerances[m].width(1.0) for m in ("spearman", "cosine_grad_q", "cosine_grad_d")) <= 0.001
 
 
 def test_a_row_that_failed_answers_with_its_reason(paper: Paper, made: Any) -> None:

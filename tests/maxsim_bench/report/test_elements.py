@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maxsim_bench.backends.registry import backends
+from maxsim_bench.catalogue import experiments
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import append_samples
-from maxsim_bench.report import style
+from maxsim_bench.report import names, style
 from maxsim_bench.report.axes import MOST_PANELS, panels, slice_for_figures, varying
 from maxsim_bench.report.elements import artefacts, makers
 from maxsim_bench.report.figures import Figure, _apart
 from maxsim_bench.report.load import load
 from maxsim_bench.report.tables import Table
+
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 
 
 def found(results: Any) -> dict[str, Any]:
@@ -340,3 +344,35 @@ def test_the_table_of_limits_sets_ours_beside_the_faster_peer(made: Any) -> None
 )
 def test_labels_of_an_axis_leave_room_for_each_other(x: list[float], log: bool, shown: list[float]) -> None:
     assert _apart(np.array(x), log=log) == shown
+
+
+def test_every_backend_has_a_name_for_readers_and_a_look_that_no_other_of_its_experiments_has() -> None:
+    for name in backends():
+        assert name in names.BACKENDS, name
+        assert name in style.LOOKS, name
+    for experiment in experiments(EXPERIMENTS, ()):
+        looks = [style.look(name) for name in experiment.backends]
+        assert len(set(looks)) == len(looks), experiment.name
+
+
+@pytest.mark.parametrize(
+    ("text", "panels", "lines"),
+    [
+        ("Lq = 32, Ld = 300", 6, 1),
+        ("Lq = 32, Ld = 512, layout = packed, length_distribution = uniform:20:512", 6, 2),
+        ("Lq = 32, Ld = 512, layout = packed, length_distribution = uniform:20:512", 1, 2),
+        ("length_distribution = lognormal:3.9:0.9:10:512 and more than one line holds", 3, 1),
+    ],
+)
+def test_a_title_is_broken_between_axes_where_its_panel_ends(text: str, panels: int, lines: int) -> None:
+    broken = style.title(text, panels)
+    assert broken.replace("\n", " ") == text
+    assert broken.count("\n") == lines - 1
+
+
+def test_what_is_unused_in_a_setting_is_not_named_in_its_title(made: Any) -> None:
+    cells = [made.cell(B=B) for B in (10, 100)]
+    cells += [made.cell(B=B, layout="packed", length_distribution="uniform:20:512") for B in (10, 100)]
+    figure = found(made.results(made.sweep(cells, ["eager", "fused"])))["forward/latency-over-B"]
+    titles = set(figure.data["panel"])
+    assert titles == {"layout = dense", "layout = packed, length_distribution = uniform:20:512"}

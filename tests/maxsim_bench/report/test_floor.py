@@ -87,3 +87,14 @@ def test_who_scores_nothing_beats_nobody(made: Any, rows: list[Row]) -> None:
     assert isinstance(table, Table)
     assert table.frame.empty
     assert "0 of 1 cells" in table.caption
+
+
+def test_what_scores_nothing_has_times_and_memory_and_no_speed_up_nor_share_of_a_ceiling(
+    made: Any, rows: list[Row]
+) -> None:
+    tables = {a.name: a for a in artefacts(made.results(rows)) if isinstance(a, Table)}
+    shown = {key: {c.key for c in tables[f"forward_floor/{key}"].columns} for key in ("latency", "ceiling")}
+    assert {"fused", "read_streaming", "empty_launch"} <= shown["latency"]
+    assert "fused" in shown["ceiling"]
+    assert not {"read_streaming", "read_persistent", "empty_launch"} & shown["ceiling"]
+    assert "forward_floor/speedup" not in tables

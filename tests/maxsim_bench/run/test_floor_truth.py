@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from maxsim_bench.backends import registry
 from maxsim_bench.backends.base import Backend, Inputs
@@ -15,6 +16,7 @@ from maxsim_bench.backends.floor import Read
 from maxsim_bench.backends.inputs import make_inputs
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.measure.timer import TimingBudget
+from maxsim_bench.run import floor_truth
 from maxsim_bench.run.check import ResultError
 from maxsim_bench.run.floor_truth import NothingTruth, SumsTruth
 from maxsim_bench.run.protocol import CellRequest
@@ -45,8 +47,9 @@ def test_a_block_left_out_read_twice_or_never_written_shows(cell: Cell) -> None:
     for i in range(len(sums)):
         assert "did not read what it was given" in str(truth.judge(sums[torch.arange(len(sums)) != i], 1.0).wrong)
     assert "once" in str(truth.judge(torch.cat([sums, sums[3:4]]), 1.0).wrong)
-    sums[2] = float("nan")
-    assert "never written" in str(truth.judge(sums, 1.0).wrong)
+    for never in (float("nan"), float("inf"), 0.5, 2.0**60):
+        sums[2] = never
+        assert "never written" in str(truth.judge(sums, 1.0).wrong)
 
 
 def test_sums_wrap_as_words_do(cell: Cell) -> None:
@@ -54,6 +57,33 @@ def test_sums_wrap_as_words_do(cell: Cell) -> None:
     sums = blocks(inputs)
     wrapped = (sums + 2**31) % 2**32 - 2**31
     assert SumsTruth(cell, inputs, REFERENCE).judge(wrapped, 0.0).wrong is None
+
+
+def test_sums_are_added_up_exactly_where_float64_would_round(cell: Cell) -> None:
+    inputs = make_inputs(cell, "cpu")
+    large = torch.tensor([2.0**53, 2.0**53, 1.0, 2.0**32 - 1], dtype=torch.float64)  # 0 modulo 2^32
+    truth, sums = SumsTruth(cell, inputs, REFERENCE), torch.cat([large, blocks(inputs)])
+    assert truth.judge(sums, 0.0).wrong is None
+    sums[2] += 1
+    assert "did not read what it was given" in str(truth.judge(sums, 0.0).wrong)
+
+
+def test_operands_are_widened_a_piece_at_a_time(cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch copies what it adds to int64: of a corpus that fills half a card there would be no room for that."""
+    inputs, added = make_inputs(cell, "cpu"), []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.name().startswith("aten::sum"):
+                added.append(args[0].numel())
+            return func(*args, **(kwargs or {}))
+
+    whole = SumsTruth(cell, inputs, REFERENCE).total
+    monkeypatch.setattr(floor_truth, "_PIECE", 100)
+    with Watch():
+        assert SumsTruth(cell, inputs, REFERENCE).total == whole
+    assert max(added) == 100
+    assert sum(added) == (inputs.Q.nbytes + inputs.D.nbytes) // 4
 
 
 def test_scores_and_single_precision_are_no_sums_of_words(cell: Cell) -> None:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Literal
 
 import pandas as pd
 
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
-from maxsim_bench.report.claims.match import Answer, Index, NoAnswer, answer, baseline_rows
+from maxsim_bench.report.claims.match import Answer, Index, NoAnswer, allowed, answer, baseline_rows
 from maxsim_bench.report.claims.paper import Claim, Paper, Peak, Tolerance
 from maxsim_bench.report.claims.unmeasured import declared_together, reason
 from maxsim_bench.report.claims.values import Asked, NoValue, arithmetic, value
@@ -164,6 +164,8 @@ def _remedy(claim: Claim, context: _Context, *, again: bool) -> str:
     to a cell whose other rows are there would share none either.
     """
     paper, declared = context.paper, context.declared
+    if claim.metric == "first_oom_B":  # the published corpus is what is lacking
+        return reason(claim.model_copy(update={"B": int(claim.value)}), paper, declared).command
     if again:
         whole = claim.model_copy(update={"baseline": claim.baseline or claim.backend})
         command = reason(whole, paper, declared).command
@@ -206,13 +208,16 @@ def _judged(claim: Claim, context: _Context) -> _Found:
         told.why = f"{told.measured} {claim.unit} here, {claim.value} {claim.unit} there"
         return told
     fill = paper.fill(claim)
-    if fill is not None and fill.why:
-        told.comparable = f"in part: {fill.why}"
+    in_part = found.who.part or (fill.why if fill is not None else "")
+    if in_part:
+        told.comparable = f"in part: {in_part}"
     elif cards == {claim.gpu.lower()}:
         told.comparable = "yes: same card"
     else:
         told.comparable = f"yes: {tolerance.name} compares across cards"
     told.verdict, told.why = _compare(claim, claim.number, measured, tolerance)
+    if claim.metric in ("peak_gb", "memory_ratio", "residual_transient_gb"):
+        _read_otherwise(claim, told, found, context)
     return _as_printed(claim, told, measured, context.paper)
 
 
@@ -290,26 +295,32 @@ def _beside(claim: Claim, told: _Found, found: Answer, context: _Context) -> Non
         for row, base in zip(found.rows, bases, strict=False)
     ):
         told.also("the baseline as it was timed in turn with this row; it was measured again later, without it")
-    if claim.metric in ("peak_gb", "memory_ratio"):
-        _read_otherwise(claim, told, found, bases, context)
 
 
-def _read_otherwise(claim: Claim, told: _Found, found: Answer, bases: Sequence[Row | None], context: _Context) -> None:
-    """The number without what the published peak counts beside the call, and with what its script kept beside that."""
-    peak = context.paper.peak(claim)
+def _read_otherwise(claim: Claim, told: _Found, found: Answer, context: _Context) -> None:
+    """The number without what the published peak counts beside the call, and by the size of what only one of both held.
+
+    A verdict is on what was measured; where the latter reading is another verdict, `why` says so.
+    """
+    peak, tolerance = context.paper.peak(claim), context.paper.tolerances[claim.metric]
+    bases = baseline_rows(found.rows, claim, context.paper, context.index) if claim.baseline else []
     backends = {row.backend for row in (*found.rows, *bases) if row is not None}
-    kept = [kept.why for backend, kept in peak.kept.items() if backend in backends]
-    readings = []
-    if peak.bytes or "fp32_inputs" in peak.resident:
-        readings.append((f"as published ({peak.why}); without that", FOOTPRINT))
-    if kept:
-        readings.append((f"{'; '.join(kept)}; with it, by its size", peak.model_copy(update={"kept_counts": True})))
-    for words, reading in readings:
-        try:
-            number = _number(claim, found.rows, found, context, reading)
-        except NoValue:
-            continue
-        told.also(f"{words}: {names.number(number, 4)} {claim.unit}")
+    held = [kept for backend, kept in peak.kept.items() if backend in backends]
+    if claim.metric != "residual_transient_gb" and (peak.bytes or "fp32_inputs" in peak.resident):
+        bare = _number(claim, found.rows, found, context, FOOTPRINT)
+        told.also(f"as published ({peak.why}); without that: {names.number(bare, 4)} {claim.unit}")
+    measured = _number(claim, found.rows, found, context)
+    by_size = _number(claim, found.rows, found, context, peak.model_copy(update={"kept_counts": True}))
+    if by_size == measured:
+        return
+    ours = all(kept.ours for kept in held)
+    number = f"{names.number(by_size, 4)} {claim.unit}"
+    told.also(f"{'; '.join(kept.why for kept in held)}; {'without' if ours else 'with'} it, by its size: {number}")
+    assert claim.number is not None, "only a status is a word"
+    otherwise, why = _compare(claim, claim.number, by_size, tolerance)
+    if otherwise != told.verdict:
+        what = "without what only ours holds" if ours else "with what the published script held"
+        told.why += f"; {what}, by its size, {number}: {why}"
 
 
 def _replaced(claim: Claim, row: Row, base: Row, found: Answer, context: _Context) -> bool:
@@ -376,8 +387,11 @@ def _judged_status(claim: Claim, found: Answer, told: _Found, paper: Paper) -> _
     told.measured = row.status
     if claim.value == "not_supported":
         told.comparable = "yes: a refusal does not depend on the card"
-        told.verdict = "holds" if row.status in _REFUSED else "differs"
-        told.why = f"{row.status} here: {row.error or 'it runs'}"
+        if row.status == "ok":  # as where what ran out of memory there fits here
+            told.verdict, told.why = "better", "it runs here"
+        else:
+            told.verdict = "holds" if row.status in _REFUSED else "differs"
+            told.why = f"{row.status} here: {row.error}"
         return told
     if claim.value not in ("oom", "ok"):
         told.verdict, told.why = "not measured", f"{claim.value!r} is a remark on the authors' own run"
@@ -399,25 +413,48 @@ def _judged_status(claim: Claim, found: Answer, told: _Found, paper: Paper) -> _
 
 
 def _first_oom(claim: Claim, found: Answer, context: _Context) -> _Found:
-    """The smallest corpus that did not fit, among the rows beside the one that the claim names."""
-    row, index = found.rows[0], context.index
-    like = [r for r in index.of(row.cell.experiment, row.backend) if _but_B(r) == _but_B(row)]
-    told = _told(found, index)
-    failed = sorted(r.cell.B or 0 for r in like if r.status in _FAILED_FITS)
+    """The smallest corpus that did not fit, among the rows beside the one that the claim names.
+
+    Of the backends that may answer the first whose rows reach that far: what fits below the published corpus says
+    nothing of it.
+
+    Raises:
+        NoValue: if none does.
+    """
     assert claim.number is not None
-    if not _same_room(claim, row, context.paper):
-        told.verdict, told.why = "other hardware", "another card has another amount of memory"
-        told.comparable = "no: " + told.why
+    short: list[str] = []
+    order = allowed(found.who, claim)
+    for backend in order[order.index(found.backend) :]:
+        like = _over_B(found.rows[0], backend, context.index)
+        failed = [r for r in like if r.status in _FAILED_FITS]
+        fits = [r for r in like if r.status == "ok" and (not failed or (r.cell.B or 0) < (failed[0].cell.B or 0))]
+        largest = (fits[-1].cell.B or 0) if fits else 0
+        first = (failed[0].cell.B or 0) if failed else math.inf
+        if first > claim.number > largest:
+            if fits:
+                short.append(f"{backend} fits with {largest} documents and was not measured with {claim.value}")
+            continue
+        row = (failed or fits)[0]
+        told = _told(replace(found, rows=(row,), backend=backend), context.index)
+        if not _same_room(claim, row, context.paper):
+            told.verdict, told.why = "other hardware", "another card has another amount of memory"
+            told.comparable = "no: " + told.why
+            return told
+        told.comparable = "yes: the same number of bytes may be used"
+        told.measured = str(first) if failed else f"> {largest}"
+        if first == claim.number:
+            told.verdict, told.why = "holds", "the same corpus is the first that does not fit"
+        else:
+            told.verdict = "better" if first > claim.number else "differs"
+            told.why = f"{told.measured} documents instead of {claim.value}"
         return told
-    told.comparable = "yes: the same number of bytes may be used"
-    told.measured = str(failed[0]) if failed else f"> {max(r.cell.B or 0 for r in like)}"
-    first = failed[0] if failed else math.inf
-    if first == claim.number:
-        told.verdict, told.why = "holds", "the same corpus is the first that does not fit"
-    else:
-        told.verdict = "better" if first > claim.number else "differs"
-        told.why = f"{told.measured} documents instead of {claim.value}"
-    return told
+    raise NoValue("; ".join(short) or f"{found.backend} was not measured with {claim.value} documents or fewer")
+
+
+def _over_B(row: Row, backend: str, index: Index) -> list[Row]:
+    """Rows of a backend on the cells that differ from the row's by B only, the smallest corpus first."""
+    like = [r for r in index.of(row.cell.experiment, backend) if _but_B(r) == _but_B(row)]
+    return sorted(like, key=lambda r: r.cell.B or 0)
 
 
 def _but_B(row: Row) -> dict[str, object]:

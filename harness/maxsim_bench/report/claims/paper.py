@@ -113,6 +113,7 @@ class Answering(_Strict):
             `answers`, which stand for it where it has no row.
         of_dtype: of the claims that it answers; all if none is named (a backend that multiplies in 16 bits says nothing
             about a claim on TF32).
+        part: why its numbers compare in part only (it stands for a step that nobody else can run).
     """
 
     answers: tuple[str, ...]
@@ -125,6 +126,7 @@ class Answering(_Strict):
     note: str = ""
     instead: str = ""
     of_dtype: tuple[str, ...] = ()
+    part: str = ""
 
 
 class Rule(_Strict):
@@ -207,17 +209,24 @@ class Unmeasured(_Strict):
 
 
 class Kept(_Strict):
-    """A tensor of similarities that the published script kept by a name while the next one was made, as ours does not.
+    """What one of the two peaks holds and the other does not, by the sizes of the cell.
 
     Attributes:
-        tensor: all similarities of a step, or those of the block before.
-        element_bytes: of one similarity.
+        tensor: all similarities of a step, or those of the block before, which the published script kept by a name
+            while the next one was made; or what ours holds beyond it: the documents of all ranks with their gradients
+            ("gathered"), or what the pool of a CUDA graph reserves beyond its tensors ("graph_slack").
+        element_bytes: of one element.
         why: as a reader is told.
     """
 
-    tensor: Literal["similarities", "former_block"]
+    tensor: Literal["similarities", "former_block", "gathered", "graph_slack"]
     element_bytes: int
     why: str
+
+    @property
+    def ours(self) -> bool:
+        """Whether it is ours that holds it."""
+        return self.tensor in ("gathered", "graph_slack")
 
 
 class Peak(_Strict):
@@ -225,8 +234,8 @@ class Peak(_Strict):
 
     Attributes:
         resident, bytes, why: counted with every reading.
-        kept: by our backend, what its namesake kept. A verdict is on bytes that were measured, so this is told beside
-            it, by its size; `kept_counts` asks for that reading.
+        kept: by our backend, what its namesake held that it does not, or the reverse. A verdict is on bytes that were
+            measured, so this is told beside it, by its size; `kept_counts` asks for that reading.
     """
 
     resident: tuple[Literal["inputs", "prepared", "own", "fp32_inputs"], ...]

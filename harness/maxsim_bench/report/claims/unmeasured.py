@@ -8,9 +8,9 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from maxsim_bench.declare.experiment import PROFILES, ProfileName
+from maxsim_bench.declare.experiment import PROFILES, Planned, ProfileName
 from maxsim_bench.report.claims.match import allowed, answering, cell_fits, wanted_axes
-from maxsim_bench.report.claims.paper import Answering, Claim, Paper, Rule
+from maxsim_bench.report.claims.paper import Answering, Claim, Fill, Paper, Rule
 from maxsim_bench.report.declared import Declared
 
 CARD = "h200"  # whose grids are asked; every grid of the paper's elements is declared for it
@@ -41,11 +41,13 @@ def reason(claim: Claim, paper: Paper, declared: Declared) -> Reason:
         if any(claim.backend in paper.mapping.backends[rule.backends] for rule in paper.rules(claim)):
             stands += f" in {claim.dtype}"
         return Reason(stands if paper.rules(claim) else f"no experiment here answers {claim.experiment!r}")
-    for profile in _LARGER:
-        for rule, who in rules:
-            found = _declared(claim, paper, rule, who, declared, profile)
-            if found is not None:
-                return found
+    # What is divided by a baseline is measured with it, in a profile that has both on a cell if there is one.
+    for together in (True, False) if claim.baseline else (False,):
+        for profile in _LARGER:
+            for rule, who in rules:
+                found = _declared(claim, paper, rule, who, declared, profile, together=together)
+                if found is not None:
+                    return found
     return Reason(f"no grid declares this cell; {', '.join(rules[0][0].rows)} would be its place (docs/adding.md)")
 
 
@@ -58,34 +60,44 @@ def declared_together(claim: Claim, base: Claim, paper: Paper, declared: Declare
                     if cell_fits(planned.cell, base, rule, who, paper.fill(base)) and any(
                         b in planned.backends for b in allowed(who, base)
                     ):
-                        return any(
-                            b in planned.backends and cell_fits(planned.cell, claim, r, w, paper.fill(claim))
-                            for r, w in answering(claim, paper)
-                            for b in allowed(w, claim)
-                        )
+                        return _has(planned, claim, paper)
     return False
 
 
+def _has(planned: Planned, claim: Claim, paper: Paper) -> bool:
+    """Whether a backend that answers the claim is declared for it on this cell."""
+    return any(
+        b in planned.backends and cell_fits(planned.cell, claim, rule, who, paper.fill(claim))
+        for rule, who in answering(claim, paper)
+        for b in allowed(who, claim)
+    )
+
+
 def _declared(
-    claim: Claim, paper: Paper, rule: Rule, who: Answering, declared: Declared, profile: ProfileName
+    claim: Claim, paper: Paper, rule: Rule, who: Answering, declared: Declared, profile: ProfileName, *, together: bool
 ) -> Reason | None:
     fill = paper.fill(claim)
     for experiment in rule.rows:
         grid = declared.grid(experiment, CARD, profile)
         fits = [planned for planned in grid if cell_fits(planned.cell, claim, rule, who, fill)]
+        if together:
+            fits = [planned for planned in fits if _has(planned, claim.of_baseline(), paper)]
         for backend in allowed(who, claim):
             if any(backend in planned.backends for planned in fits):
                 beyond = "no row of it yet" if profile == "paper" else "beyond the profile paper"
                 return Reason(
                     f"{backend} is declared for it in {experiment}, {beyond}",
-                    _command(claim, rule, who, experiment, profile, backend),
+                    _command(claim, rule, who, fill, experiment, profile, backend),
                 )
     return None
 
 
-def _command(claim: Claim, rule: Rule, who: Answering, experiment: str, profile: ProfileName, backend: str) -> str:
+def _command(
+    claim: Claim, rule: Rule, who: Answering, fill: Fill | None, experiment: str, profile: ProfileName, backend: str
+) -> str:
     sizes = {axis: getattr(claim, axis) for axis in rule.axes if getattr(claim, axis) is not None}
-    fixed = {a: v for a, v in wanted_axes(claim, rule, who).items() if not isinstance(v, dict)}
+    wanted = {**(fill.when if fill is not None else {}), **wanted_axes(claim, rule, who)}
+    fixed = {a: v for a, v in wanted.items() if not isinstance(v, dict)}
     words = ["maxsim-bench", "run", experiment, "--profile", profile]
     if not claim.baseline:  # a ratio needs its baseline in the same run
         words += ["--backend", backend]

@@ -1,4 +1,6 @@
-"""The number of a claim's metric from the rows that answer it. May import: record, declare.
+"""The number of a claim's metric from the rows that answer it.
+
+Room: `report`. May import: record, declare.
 
 Every function takes an `Asked` and returns the value in the claim's unit, or raises `NoValue` with the reason.
 """
@@ -113,15 +115,21 @@ def footprint(row: Row, peak: Peak) -> float:
 
 
 def _kept_bytes(row: Row, peak: Peak) -> int:
-    """What the published script kept beside the tensor that it was making, by the sizes of the cell."""
+    """What the published script held and ours does not, by the sizes of the cell; less than 0 for the reverse."""
     kept, cell = peak.kept.get(row.backend), row.cell
     if kept is None:
         return 0
     documents = cell.B or 0
+    if kept.tensor == "gathered":  # nothing is gathered where one rank has all documents
+        alone = documents <= (cell.Nq or 0)
+        return 0 if alone else -2 * documents * (cell.Ld or 0) * (cell.d or 0) * kept.element_bytes
     if kept.tensor == "former_block":  # beside a full block; a single block has none before it
         block = cell.chunk or documents
         documents = max(0, min(block, documents - block))
-    return (cell.Nq or 1) * documents * (cell.Lq or 0) * (cell.Ld or 0) * kept.element_bytes
+    similarities = (cell.Nq or 1) * documents * (cell.Lq or 0) * (cell.Ld or 0) * kept.element_bytes
+    if kept.tensor == "graph_slack":  # a graph holds its own copies of what it is called with, and the similarities
+        return similarities + (row.prepare_bytes or row.input_bytes or 0) - (row.peak_extra_bytes or 0)
+    return similarities
 
 
 def _column(name: str, factor: float = 1.0) -> Callable[[Asked], float]:
@@ -204,7 +212,8 @@ def _residual_gb(asked: Asked) -> float:
     """Peak beside inputs, gradients (as large as the inputs) and, for a kernel that keeps one, the int32 argmax."""
     row, cell = asked.row, asked.row.cell
     argmax = 0 if "eager" in asked.claim.backend else 4 * (cell.Nq or 1) * (cell.B or 0) * (cell.Lq or 0)
-    return (footprint(row, Peak(resident=())) - _RESIDENT["inputs"](row) - argmax) / 1e9
+    beside = asked.peak.model_copy(update={"resident": (), "bytes": 0})
+    return (footprint(row, beside) - _RESIDENT["inputs"](row) - argmax) / 1e9
 
 
 def _mean_tokens(asked: Asked) -> float:

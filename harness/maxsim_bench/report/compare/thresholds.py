@@ -1,4 +1,7 @@
-"""What counts as a difference, read from TOML. May import: record, declare."""
+"""What counts as a difference, read from TOML.
+
+Room: `report`. May import: record, declare.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""How far the instrument can be trusted: its self-tests, and sweeps run over again. May import: record, declare.
+"""How far the instrument can be trusted: its self-tests, and sweeps run over again.
+
+Room: `report`. May import: record, declare.
 
 What they follow from lies beside the rows of a card: `selftest.json`, and the CSVs of each run in `repeat/1`,
 `repeat/2` and so on, in the order in which they were measured.

@@ -1,4 +1,7 @@
-"""Every declared goal beside the measured figure. May import: record, declare."""
+"""Every declared goal beside the measured figure.
+
+Room: `report`. May import: record, declare.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The short tables that the README shows. May import: record, declare."""
+"""The short tables that the README shows.
+
+Room: `report`. May import: record, declare.
+"""
 
 from __future__ import annotations
 

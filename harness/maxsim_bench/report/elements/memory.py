@@ -1,4 +1,7 @@
-"""Memory against corpus size under caps, and what a chunk size costs and gains. May import: record, declare."""
+"""Memory against corpus size under caps, and what a chunk size costs and gains.
+
+Room: `report`. May import: record, declare.
+"""
 
 from __future__ import annotations
 

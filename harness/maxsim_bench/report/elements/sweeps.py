@@ -46,8 +46,21 @@ def sweep_tables(results: Results) -> Iterator[Table]:
     """A wide table for each experiment and metric: one line a cell, one column a backend, a word where no number is."""
     for name, rows in measured(results):
         for key, metric in names.METRICS.items():
-            if rows[metric.column].notna().any():
-                yield wide_table(name, key, rows)
+            compared = comparable(key, rows)
+            if compared[metric.column].notna().any():
+                yield wide_table(name, key, compared)
+
+
+def comparable(key: str, rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows that a metric means something for.
+
+    What scores nothing is not faster than a scorer, nor near its ceiling, and a baseline alone is no comparison.
+    """
+    if key not in ("speedup", "ceiling"):
+        return rows
+    scorers = rows[~rows["backend"].isin(names.NO_SCORERS)]
+    alone = key == "speedup" and scorers["backend"].isin(scorers["speedup_baseline"].dropna()).all()
+    return scorers[:0] if alone else scorers
 
 
 def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
@@ -89,8 +102,9 @@ def sweep_figures(results: Results) -> Iterator[Figure]:
         for axis in curves(shown):
             part, panel, left_out = panels(shown, axis)
             for key, metric in names.METRICS.items():
-                if part[metric.column].notna().any():
-                    figure = _figure(name, key, axis, part, panel, f"{chosen}.{left_out}")
+                compared = comparable(key, part)
+                if compared[metric.column].notna().any():
+                    figure = _figure(name, key, axis, compared, panel[compared.index], f"{chosen}.{left_out}")
                     if len(figure.data):  # a speed-up of the baseline over itself is no line
                         yield figure
 

@@ -1,1 +1,4 @@
-"""Sources of data sets, one file each. May import: record, backends."""
+"""Sources of data sets, one file each.
+
+Room: `retrieve`. May import: record, backends.
+"""

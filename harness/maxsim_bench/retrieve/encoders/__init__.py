@@ -1,1 +1,4 @@
-"""Encoders, one file each; `registry.py` finds them. May import: record, backends."""
+"""Encoders, one file each; `registry.py` finds them.
+
+Room: `retrieve`. May import: record, backends.
+"""
