@@ -51,13 +51,16 @@ def test_the_faster_reader_counts_and_the_worst_cell_comes_first(made: Any, rows
     assert list(frame["share"][:2]) == pytest.approx([0.4, 0.9])
     assert list(frame["beyond_us"][:2]) == pytest.approx([30.0, 100.0])
     assert list(frame["empty_ms"]) == [0.01, 0.002, 0.002]
+    readers = {(r.cell.B, r.backend): r.percent_of_ceiling for r in rows}
+    assert list(frame["reader_percent"][:2]) == [readers[1000, "read_persistent"], readers[10_000, "read_streaming"]]
 
 
 def test_a_cell_without_a_reader_has_empty_places_and_one_without_ours_no_line(made: Any, rows: list[Row]) -> None:
     table = only(made.results([row for row in rows if (row.backend, row.cell.B) != ("fused", 10_000)]))
     assert len(table.frame) == 2
     line = dict(zip([c.key for c in table.columns], table.cells()[-1], strict=True))
-    assert (line["Ld"], line["read_ms"], line["reader"], line["share"]) == ("uniform:20:512 (packed)", "", "", "")
+    assert line["Ld"] == "uniform:20:512 (packed)"
+    assert [line[key] for key in ("read_ms", "reader", "reader_percent", "share")] == [""] * 4
     assert line["ours_ms"] == "0.100"
 
 

@@ -52,7 +52,11 @@ def _selftests(told: dict[str, SelfTest]) -> Table:
         *(Column(f"found_{percent:g}", f"{percent:g} % slower: found") for percent in WANTED),
     ]
     goals = ", ".join(f"{100 * share:.0f} % of those of {percent:g} %" for percent, share in WANTED.items())
-    gated = {f"{one.gpu}: {'; '.join(one.missed()) or 'every goal is met'}." for one in told.values() if one.gated}
+    gated = {
+        f"{one.gpu}: {'; '.join(one.missed()) or 'every goal of the self-test is met'}."
+        for one in told.values()
+        if one.gated
+    }
     return Table(
         "summary/selftest", "How far a comparison can be trusted", columns, pd.DataFrame(lines), tuple(sorted(told)),
         "One build against itself, and against itself with a delay behind every call, decided one by one. Exact "

@@ -41,6 +41,7 @@ def floor(results: Results) -> Iterator[Table]:
         "sum a program, checked against the sums of the operands; they score nothing, and one launch of them holds all "
         "that an event pair or the host's clock charges anybody. Empty launch: a kernel that returns at once. All in "
         "one interleaved run under one timer; on a processor every policy is the wall clock, and nothing is launched. "
+        "Of the ceiling: the rate at which the reader read, as a share of the best streaming read of the session. "
         "Share: the reader's time over ours, the median over the rounds that both were in with a 95 % bootstrap "
         "interval, and so not the quotient of the two times beside it; without an interval, where the two took no "
         "turns, the quotient of two medians. Beyond 100 % neither reader was a floor. Worst first.",
@@ -56,6 +57,7 @@ _COLUMNS = [
     Column("d", "d"),
     Column("read_ms", "reading only [ms]"),
     Column("reader", "by", names.backend, right=False),
+    Column("reader_percent", "reading, of the ceiling", lambda v: "" if pd.isna(v) else f"{v:.1f} %"),
     Column("empty_ms", "empty launch [ms]"),
     Column("ours_ms", "fused (ours) [ms]"),
     Column("share", "reading, of ours", lambda v: "" if pd.isna(v) else f"{100 * v:.1f} %"),
@@ -74,7 +76,8 @@ def _line(rows: dict[tuple[str, str], Row], at: str, pairs: Pairs) -> dict[str, 
     line: dict[str, Any] = {
         "device": cell.gpu, "policy": names.POLICIES.get(cell.timing_policy or "", cell.timing_policy), "B": cell.B,
         "Lq": cell.Lq, "Ld": f"{cell.length_distribution} (packed)" if ragged else str(cell.Ld), "d": cell.d,
-        "read_ms": float("nan"), "reader": "", "empty_ms": times[names.EMPTY], "ours_ms": own.latency_ms,
+        "read_ms": float("nan"), "reader": "", "reader_percent": float("nan"), "empty_ms": times[names.EMPTY],
+        "ours_ms": own.latency_ms,
         "share": float("nan"), "interval": "", "beyond_us": float("nan"), "cell_hash": at,
     }  # fmt: skip
     readers = {name: times[name] for name in names.READERS if not pd.isna(times[name])}
@@ -82,7 +85,8 @@ def _line(rows: dict[tuple[str, str], Row], at: str, pairs: Pairs) -> dict[str, 
         return line
     reader = min(readers, key=lambda name: readers[name])
     line |= {
-        "read_ms": readers[reader], "reader": reader, "share": readers[reader] / own.latency_ms,
+        "read_ms": readers[reader], "reader": reader, "reader_percent": rows[at, reader].percent_of_ceiling,
+        "share": readers[reader] / own.latency_ms,
         "beyond_us": 1e3 * (own.latency_ms - readers[reader]),
     }  # fmt: skip
     effect = pairs.ratio(rows[at, reader], own)

@@ -24,12 +24,13 @@ TITLES = {
     "ceiling": "Share of the binding ceiling",
 }
 CAPTIONS = {
-    "latency": "Median of one call; bars span the 20th to the 80th percentile.",
+    "latency": "Median of one call.",
     "memory": "Peak allocated during a call beyond its inputs.",
     "speedup": "Median of paired ratios over {baseline}, with its 95 % interval; above 1 is faster.",
     "ceiling": "Of the matrix-product rate or the read bandwidth measured in the same session, whichever binds.",
 }
 UNIT_LINES = {"speedup": 1.0, "ceiling": 100.0}
+BARS = {"latency": " Bars span the 20th to the 80th percentile."}
 MARKS = " Marks at the upper edge: no number, and why."
 
 
@@ -121,11 +122,12 @@ def _figure(name: str, key: str, axis: str, part: pd.DataFrame, panel: pd.Series
     data = line_data(part, metric, axis, panel)
     data["panel"] = data["panel"].astype(str)
     lines = Lines(names.AXIS_LABELS[axis], metric.axis_label, metric.log, UNIT_LINES.get(key))
+    marks = MARKS if (data["mark"] != "").any() else ""
     return Figure(
         name=f"{name}/{key}-over-{axis}",
         title=f"{TITLES[key]} over {names.AXIS_LABELS[axis]}: {name}",
         data=data,
         draw=partial(draw_lines, lines=lines),
         sources=tuple(sorted(set(part["source"]))),
-        caption=f"{_caption(key, part)}{MARKS if (data['mark'] != '').any() else ''} {chosen[:1].upper()}{chosen[1:]}",
+        caption=f"{_caption(key, part)}{BARS.get(key, '')}{marks} {chosen[:1].upper()}{chosen[1:]}",
     )
