@@ -575,3 +575,12 @@ def test_plans_of_every_kind_are_emulated():
     assert any(kind[3] for kind in kinds), "sums that two consumers add to"
     assert any(kind[2] == 128 and kind[0] == 128 for kind in kinds), "sums of 128 rows"
     assert plan_shape(Nq=1, K=10, Lq=32, Ld=300, d=128).shared
+
+
+def test_every_consumer_takes_rows_of_its_own(monkeypatch):
+    """The emulation above calls consumers by number; a launch calls these, one a warpgroup."""
+    taken = []
+    monkeypatch.setattr(hopper_kernels, "_consume", lambda t, w, ring, W: taken.append(W))
+    for number in range(4):
+        getattr(hopper_kernels, f"_consume{number}").fn(None, None, None)
+    assert taken == [0, 1, 2, 3]

@@ -69,6 +69,7 @@ def test_no_cell_of_scorers_gets_one(name: str) -> None:
 def test_padding_and_tokens_of_odd_bytes_are_refused(name: str) -> None:
     backend = registry.get(name)
     assert "padding need not be read" in str(backend.supports(cell(layout="masked"), "cuda"))
+    assert "padding need not be read" in str(backend.supports(cell(variant="against=floor;query_lengths=half"), "cuda"))
     assert "a token of 34 bytes" in str(backend.supports(cell(d=17), "cuda"))
 
 
@@ -84,8 +85,9 @@ def test_they_are_charged_the_bytes_of_the_operands_or_nothing_and_no_product() 
 def test_a_change_of_the_kernels_is_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
     from maxsim_bench.backends import identity
 
-    before = identity.room_hash.__wrapped__("floor")
-    assert {registry.get(name).version() for name in BACKENDS} == {before}
+    before, launcher = identity.room_hash.__wrapped__("floor"), identity.source_hash("fused/hopper_launch.py")
+    assert registry.get("empty_launch").version() == before
+    assert {registry.get(name).version() for name in READERS} == {before[:6] + launcher[:6]}
     monkeypatch.setattr(identity, "_DATA", (".toml",))
     assert identity.room_hash.__wrapped__("floor") != before
     with pytest.raises(FileNotFoundError, match="cellar is not part of this room"):

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from maxsim_bench.backends.base import Inputs
-from maxsim_bench.backends.identity import room_hash
+from maxsim_bench.backends.ceilings import processors
+from maxsim_bench.backends.identity import room_hash, source_hash
 from maxsim_bench.backends.training_loss import variant_of
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.estimate import DTYPE_BYTES
 
 if TYPE_CHECKING:
     import torch
 
-_ELEMENT = {"fp16": 2, "bf16": 2, "fp32": 4}
 _GROUP_BYTES = 16  # what a thread reads at once
 _WRAPS = 1 << 32
 
@@ -45,15 +46,16 @@ class Read:
     install: str | None = None
 
     def version(self) -> str:
-        return room_hash("floor")
+        """Half the digits are of the readers, half of what launches them, which decides their times on the host."""
+        return room_hash("floor")[:6] + source_hash("fused/hopper_launch.py")[:6]
 
     def supports(self, cell: Cell, device: str) -> str | None:
         reason = _asked(cell)
         if reason is not None:
             return reason
-        if cell.layout == "masked":
+        if cell.layout == "masked" or variant_of(cell, "query_lengths", ""):
             return "reads every byte that it is given, and padding need not be read"
-        row = (cell.d or 0) * _ELEMENT[cell.dtype or "fp32"]
+        row = (cell.d or 0) * DTYPE_BYTES[cell.dtype or "fp32"]
         if row % _GROUP_BYTES:
             return f"reads {_GROUP_BYTES} bytes at once, and a token of {row} bytes is no multiple of that"
         return None
@@ -66,7 +68,7 @@ class Read:
         assert cell.Nq
         assert cell.Lq
         assert cell.d
-        return 0.0, float((cell.Nq * cell.Lq + tokens) * cell.d * _ELEMENT[cell.dtype or "fp32"])
+        return 0.0, float((cell.Nq * cell.Lq + tokens) * cell.d * DTYPE_BYTES[cell.dtype or "fp32"])
 
     def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
         q, d = words(inputs.Q), words(inputs.D)
@@ -80,9 +82,9 @@ class Read:
         """How the operands are dealt out to programs."""
         if not inputs.Q.is_cuda:
             return "torch (a sum of words)"
-        from maxsim_bench.backends.floor.kernels import plan, processors
+        from maxsim_bench.backends.floor.kernels import plan
 
-        return str(plan(self.way, words(inputs.Q), words(inputs.D), processors(inputs.Q.device)))
+        return str(plan(self.way, words(inputs.Q), words(inputs.D), processors()))
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,11 @@ class Empty:
 
 
 def words(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of a contiguous tensor as int32 [N / 4], in place."""
+    """The bytes of a contiguous tensor as int32 [N / 4], in place.
+
+    Raises:
+        RuntimeError: for bytes that are no whole words, from torch.
+    """
     import torch
 
     return x.reshape(-1).view(torch.int32)

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from maxsim.fused.hopper_launch import DirectLaunch
+from maxsim_bench.backends.ceilings import processors
 
 Way = Literal["streaming", "persistent"]
 WORDS = 4  # of a group
@@ -121,7 +122,11 @@ class Plan:
 
 
 def plan(way: Way, q: torch.Tensor, d: torch.Tensor, processors: int) -> Plan:
-    """The launch that reads the words q and d ([N] int32, N a multiple of 4) on so many multiprocessors."""
+    """The launch that reads the words q and d ([N] int32, N a multiple of 4) on so many multiprocessors.
+
+    Raises:
+        ValueError: for words that are no whole groups of 16 bytes.
+    """
     if q.numel() % WORDS or d.numel() % WORDS:
         raise ValueError(f"{q.numel()} and {d.numel()} words are no whole groups of {WORDS}")
     q_groups, d_groups = q.numel() // WORDS, d.numel() // WORDS
@@ -148,11 +153,6 @@ def read(way: Way, q: torch.Tensor, d: torch.Tensor, processors: int) -> tuple[t
     return sums, chosen, compiled
 
 
-def processors(device: torch.device) -> int:
-    """Multiprocessors of a card."""
-    return int(torch.cuda.get_device_properties(device).multi_processor_count)
-
-
 class Reader:
     """A call that reads the words q and d once; returns the same [programs] float64 every time, written anew.
 
@@ -162,7 +162,7 @@ class Reader:
 
     def __init__(self, way: Way, q: torch.Tensor, d: torch.Tensor) -> None:
         self.operands = q, d  # kept alive: the launch knows their addresses only
-        self.sums, chosen, compiled = read(way, q, d, processors(q.device))
+        self.sums, chosen, compiled = read(way, q, d, processors())
         self.direct = DirectLaunch(compiled.function, compiled.asm["ptx"], compiled.metadata.shared)
         self.index, self.grid = q.get_device(), (chosen.programs, 1)
         addresses = [x.data_ptr() for x in (q, d, self.sums)]
