@@ -408,7 +408,9 @@ def plans(case: Case, kind: str, argmax: bool = False, processors: int = 3) -> l
         contiguous = kind in ("packed", "dense")
         _, plan = _schedule(tile, case.K, case.d_max, ascending, contiguous, argmax, processors, per_processor=each)
         found.append(plan)
-        found.append(dataclasses.replace(plan, QST=0, KS=1, KC=plan.KS * plan.KC, KI=1))  # queries travel too
+        copies = plan.KS * plan.KC
+        for run in {1, copies // 2 if copies % 2 == 0 else 1}:  # columns added up at a time; queries travel too
+            found.append(dataclasses.replace(plan, QST=0, KS=1, KC=copies, KI=run))
         for blocks in {1, min(case.K, 3)}:
             found.append(dataclasses.replace(plan, blocks=blocks, programs=min(2, plan.groups * blocks)))
     return found
@@ -430,6 +432,8 @@ CASES = [
     ((2, 5, 128, (129, 129), "dense"), {}),
     ((3, 6, 300, (0, 150), "packed"), {"masked": True, "starts": True}),
     ((1, 4, 150, (0, 200), "packed"), {"d": 544}),
+    ((2, 5, 70, (0, 200), "packed"), {"d": 256}),  # four runs, of which two take turns, and two
+    ((1, 3, 150, (100, 200), "packed"), {"d": 1024}),  # four runs, whether queries are held or travel
 ]
 
 
