@@ -765,6 +765,8 @@ def maxsim_forward(
              HAS_LENGTHS, BALANCED, ARGMAX)  # fmt: skip
     w = Work(q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups,
              n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts)  # fmt: skip
+    # `add_sums` may be scheduled from now on: it waits for this grid before it reads
+    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
     Q_TILES: gl.constexpr = (QST * KC if QST > 0 else ST) * KS * NC
     Q_STAGES: gl.constexpr = QST if QST > 0 else 1
     q_boxes = gl.allocate_shared_memory(q_desc.dtype, [Q_TILES * (BM // G), G, BK], q_desc.layout)
@@ -809,6 +811,7 @@ def add_sums(part_ptr, out_ptr, Nq, K, sums, PAIRS: gl.constexpr, num_warps: gl.
     k = gl.program_id(0) * 128 + gl.arange(0, 128, layout=flat)
     inside = k < K
     base = part_ptr + n.to(gl.int64) * sums * K + k
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
     total = gl.zeros([128], gl.float32, flat)
     for i in range(0, sums, 2 if PAIRS else 1):
         run = gl.load(base + i.to(gl.int64) * K, mask=inside, other=0.0)

@@ -27,11 +27,29 @@ _MAP_BYTES = 128
 _ENCODED = {torch.float16: 6, torch.float32: 7, torch.bfloat16: 9}  # CUtensorMapDataType
 _SWIZZLE = {32: 1, 64: 2, 128: 3}  # CUtensorMapSwizzle by bytes of a box row
 _MOST_CALLS = 256  # grids and streams remembered for a kernel
+_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _PROMOTE_L2 = 2  # CU_TENSOR_MAP_L2_PROMOTION_L2_128B
 
 
 class DriverError(RuntimeError):
     """The CUDA driver refused a call."""
+
+
+class _Attribute(ctypes.Structure):
+    """CUlaunchAttribute: what is allowed, and the 64 bytes of its value."""
+
+    _fields_ = (("kind", ctypes.c_uint), ("padding", ctypes.c_uint), ("value", ctypes.c_uint * 16))
+
+
+class _Config(ctypes.Structure):
+    """CUlaunchConfig of `cuLaunchKernelEx`."""
+
+    _fields_ = (
+        ("numbers", ctypes.c_uint * 7),  # grid, threads, bytes of shared memory
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(_Attribute)),
+        ("count", ctypes.c_uint),
+    )
 
 
 @lru_cache(maxsize=1)
@@ -136,7 +154,10 @@ def parameters(ptx: str) -> list[str]:
 
 
 class DirectLaunch:
-    """A compiled kernel, its argument buffer and everything else a launch needs."""
+    """A compiled kernel, its argument buffer and everything else a launch needs.
+
+    A kernel that waits for the one before it itself (`griddepcontrol.wait`) is scheduled while that one runs.
+    """
 
     def __init__(self, function: int, ptx: str, shared: int) -> None:
         threads = _THREADS.search(ptx)
@@ -160,7 +181,8 @@ class DirectLaunch:
         self.maps = [i for i, kind in enumerate(kinds) if kind == "map"]
         self.values = sum(kind != "map" for kind in kinds)
         self.lock = Lock()
-        self.launch = _driver().cuLaunchKernel
+        self.waits = "griddepcontrol.wait" in ptx
+        self.launch = _driver().cuLaunchKernelEx if self.waits else _driver().cuLaunchKernel
         self.calls: dict[tuple[tuple[int, int], int], tuple[Any, ...]] = {}
 
     def __call__(self, grid: tuple[int, int], stream: int, maps: list[TensorMap], rest: list[int]) -> None:
@@ -179,8 +201,15 @@ class DirectLaunch:
         """What `cuLaunchKernel` takes for a grid and a stream, kept for the next time."""
         if len(self.calls) >= _MOST_CALLS:
             self.calls.clear()
-        numbers = [ctypes.c_uint(n) for n in (*grid, 1, self.threads, 1, 1, self.shared)]
-        call = (ctypes.c_void_p(self.function), *numbers, ctypes.c_void_p(stream), self.arguments, None)
+        numbers = (*grid, 1, self.threads, 1, 1, self.shared)
+        call: tuple[Any, ...]
+        if self.waits:
+            overlap = _Attribute(_OVERLAP, 0, (ctypes.c_uint * 16)(1))
+            config = _Config((ctypes.c_uint * 7)(*numbers), stream, ctypes.pointer(overlap), 1)
+            call = (ctypes.pointer(config), ctypes.c_void_p(self.function), self.arguments, None)
+        else:
+            plain = [ctypes.c_uint(n) for n in numbers]
+            call = (ctypes.c_void_p(self.function), *plain, ctypes.c_void_p(stream), self.arguments, None)
         self.calls[grid, stream] = call
         return call
 
