@@ -356,21 +356,33 @@ def _span(t, w, doc, first):
 
 
 @gluon.jit
-def _lower_bound(d_start_ptr, K, target, THREADS: gl.constexpr):
-    """How many of the K sorted starts are below `target`: a search with 32 * THREADS probes a step."""
+def _narrowed(d_start_ptr, base, left, target, probe, PROBES: gl.constexpr):
+    """One step of a search for the first of the sorted starts base .. base + left - 1 that is not below `target`."""
+    step = (left + PROBES - 1) // PROBES
+    inside = probe * step < left
+    start = gl.load(d_start_ptr + base + probe * step, mask=inside, other=0).to(gl.int32)
+    below = gl.sum((inside & (start < target)).to(gl.int32), axis=0)
+    passed = gl.where(below > 0, (below - 1) * step + 1, 0)
+    return base + passed, gl.where(below > 0, gl.minimum(below * step, left) - passed, 0)
+
+
+@gluon.jit
+def _lower_bounds(d_start_ptr, K, lower, upper, THREADS: gl.constexpr):
+    """How many of the K sorted starts are below `lower`, and below `upper`.
+
+    Two searches of 32 * THREADS probes a step, side by side: a step waits for memory, and a short call feels each.
+    """
+    PROBES: gl.constexpr = 32 * THREADS
     wide: gl.constexpr = gl.BlockedLayout([1], [32], [THREADS], [0])
-    probe = gl.arange(0, 32 * THREADS, layout=wide)
-    base = 0
-    count = K
-    while count > 1:
-        stride = (count + 32 * THREADS - 1) // (32 * THREADS)
-        inside = probe * stride < count
-        start = gl.load(d_start_ptr + base + gl.where(inside, probe * stride, 0)).to(gl.int32)
-        below = gl.sum((inside & (start < target)).to(gl.int32), axis=0)
-        skipped = gl.maximum(below - 1, 0) * stride
-        base += skipped
-        count = gl.minimum(stride, count - skipped)
-    return base + (gl.load(d_start_ptr + base).to(gl.int32) < target).to(gl.int32)
+    probe = gl.arange(0, PROBES, layout=wide)
+    lo = K * 0
+    hi = lo
+    lo_left = K
+    hi_left = K
+    while gl.maximum(lo_left, hi_left) > 0:
+        lo, lo_left = _narrowed(d_start_ptr, lo, lo_left, lower, probe, PROBES)
+        hi, hi_left = _narrowed(d_start_ptr, hi, hi_left, upper, probe, PROBES)
+    return lo, hi
 
 
 @gluon.jit
@@ -383,10 +395,9 @@ def _chunk(t, w, chunk, THREADS: gl.constexpr):
     else:
         first = (group * t.UNITS // w.parts) * w.K
     if t.BALANCED:  # blocks of equal rows
-        target = (block.to(gl.int64) * w.d_total // w.n_blocks).to(gl.int32)
-        lo = _lower_bound(w.d_start_ptr, w.K, target, THREADS)
-        target = ((block + 1).to(gl.int64) * w.d_total // w.n_blocks).to(gl.int32)
-        hi = _lower_bound(w.d_start_ptr, w.K, target, THREADS)
+        lower = (block.to(gl.int64) * w.d_total // w.n_blocks).to(gl.int32)
+        upper = ((block + 1).to(gl.int64) * w.d_total // w.n_blocks).to(gl.int32)
+        lo, hi = _lower_bounds(w.d_start_ptr, w.K, lower, upper, THREADS)
         hi = gl.where(block + 1 == w.n_blocks, w.K, hi)
     else:  # blocks of equal counts
         lo = (block.to(gl.int64) * w.K // w.n_blocks).to(gl.int32)
