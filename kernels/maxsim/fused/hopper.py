@@ -19,8 +19,9 @@ from maxsim.tokens import Pairing, TokenBatch, documents_per_query
 
 MAX_ROWS = 2**31 - 2**16  # tensor-map coordinates are 32-bit rows; a tile may begin one tile past the last row
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
-CONSUMER_REGISTERS = {1: 240, 2: 240, 4: 112}  # a thread; what setmaxnreg gives the second consumer warpgroup
+CONSUMER_REGISTERS = {1: 240, 2: 240, 4: 112}  # a thread of each; setmaxnreg gives them
 LOADER_REGISTERS = 24
+SHARING_REGISTERS = 128  # a thread, where two programs share a multiprocessor
 
 
 def supports(
@@ -233,7 +234,7 @@ def _kernels(plan: HopperPlan, q: TokenBatch, d: TokenBatch, winners: torch.dtyp
         name = hopper_tf32.KERNEL if fp32 else "maxsim_forward"
         registers = hopper_tf32.REGISTERS[plan.NC] if fp32 else (CONSUMER_REGISTERS[plan.NC], LOADER_REGISTERS)
         constants += (*registers, 4)
-        score = kernel(name, index, constants, types, None if plan.per_processor == 1 else 128)
+        score = kernel(name, index, constants, types, None if plan.per_processor == 1 else SHARING_REGISTERS)
         if len(_FOUND) >= 4096:
             _FOUND.clear()
         found = _FOUND[key] = plan, score, kernel("add_sums", index, (plan.SUM == UNIT, 4))

@@ -255,7 +255,7 @@ def _first_greatest(nodes, DEPTH: gl.constexpr):
 @gluon.jit
 def _winner(s, i, BM: gl.constexpr, N: gl.constexpr):
     """Maxima [BM, 4] of what a row's four lanes hold each of s [BM, N], and the number in i of the first of them."""
-    DEPTH: gl.constexpr = 5 if N == 128 else 3
+    DEPTH: gl.constexpr = 5 if N == 128 else 4 if N == 64 else 3 if N == 32 else 2  # of a tree over N / 4 columns
     best, turns = _first_greatest(_columns(s, BM, N), DEPTH)
     at = _columns(i, BM, N)[0]
     for k in gl.static_range(DEPTH):  # the last turn is between neighbours, the others between columns 8 j apart
@@ -356,6 +356,20 @@ def _span(t, w, doc, first):
 
 
 @gluon.jit
+def _around(d_start_ptr, K, target, guess, probe, PROBES: gl.constexpr):
+    """First step of a search for the first of the K sorted starts that is not below `target`: a look around `guess`.
+
+    Returns: the first place and the number of places after it that are left to search, as `_narrowed` does.
+    """
+    base = gl.maximum(gl.minimum(guess - PROBES // 2, K - PROBES), 0)
+    seen = gl.minimum(K - base, PROBES)
+    start = gl.load(d_start_ptr + base + probe, mask=probe < seen, other=0).to(gl.int32)
+    below = gl.sum(((probe < seen) & (start < target)).to(gl.int32), axis=0)
+    before = gl.where(below == 0, base, 0)
+    return base + below - before, before + gl.where(below == seen, K - base - seen, 0)
+
+
+@gluon.jit
 def _narrowed(d_start_ptr, base, left, target, probe, PROBES: gl.constexpr):
     """One step of a search for the first of the sorted starts base .. base + left - 1 that is not below `target`."""
     step = (left + PROBES - 1) // PROBES
@@ -367,18 +381,19 @@ def _narrowed(d_start_ptr, base, left, target, probe, PROBES: gl.constexpr):
 
 
 @gluon.jit
-def _lower_bounds(d_start_ptr, K, lower, upper, THREADS: gl.constexpr):
+def _lower_bounds(d_start_ptr, K, lower, lower_guess, upper, upper_guess, THREADS: gl.constexpr):
     """How many of the K sorted starts are below `lower`, and below `upper`.
 
-    Two searches of 32 * THREADS probes a step, side by side: a step waits for memory, and a short call feels each.
+    Two searches side by side, of 64 probes a step or 32 a warp, if that is more: each step waits for memory, which a
+    short call feels. The first looks where the place is if all documents are equally long; of a thousand ordinary ones
+    it finds most.
     """
-    PROBES: gl.constexpr = 32 * THREADS
-    wide: gl.constexpr = gl.BlockedLayout([1], [32], [THREADS], [0])
+    EACH: gl.constexpr = 2 if THREADS == 1 else 1
+    PROBES: gl.constexpr = 32 * EACH * THREADS
+    wide: gl.constexpr = gl.BlockedLayout([EACH], [32], [THREADS], [0])
     probe = gl.arange(0, PROBES, layout=wide)
-    lo = K * 0
-    hi = lo
-    lo_left = K
-    hi_left = K
+    lo, lo_left = _around(d_start_ptr, K, lower, lower_guess, probe, PROBES)
+    hi, hi_left = _around(d_start_ptr, K, upper, upper_guess, probe, PROBES)
     while gl.maximum(lo_left, hi_left) > 0:
         lo, lo_left = _narrowed(d_start_ptr, lo, lo_left, lower, probe, PROBES)
         hi, hi_left = _narrowed(d_start_ptr, hi, hi_left, upper, probe, PROBES)
@@ -394,14 +409,14 @@ def _chunk(t, w, chunk, THREADS: gl.constexpr):
         first = group * 0
     else:
         first = (group * t.UNITS // w.parts) * w.K
-    if t.BALANCED:  # blocks of equal rows
+    # blocks of equal counts
+    lo = (block.to(gl.int64) * w.K // w.n_blocks).to(gl.int32)
+    hi = ((block + 1).to(gl.int64) * w.K // w.n_blocks).to(gl.int32)
+    if t.BALANCED:  # of equal rows
         lower = (block.to(gl.int64) * w.d_total // w.n_blocks).to(gl.int32)
         upper = ((block + 1).to(gl.int64) * w.d_total // w.n_blocks).to(gl.int32)
-        lo, hi = _lower_bounds(w.d_start_ptr, w.K, lower, upper, THREADS)
+        lo, hi = _lower_bounds(w.d_start_ptr, w.K, lower, lo, upper, hi, THREADS)
         hi = gl.where(block + 1 == w.n_blocks, w.K, hi)
-    else:  # blocks of equal counts
-        lo = (block.to(gl.int64) * w.K // w.n_blocks).to(gl.int32)
-        hi = ((block + 1).to(gl.int64) * w.K // w.n_blocks).to(gl.int32)
     return group, first, lo, hi
 
 
@@ -511,16 +526,15 @@ def _winners(m, mi, BM: gl.constexpr, half: gl.constexpr, own: gl.constexpr):
 
 
 @gluon.jit
-def _close(
-    t, w, m, mi, doc, holds, rows, valid, place, out_at, row: gl.constexpr, half: gl.constexpr, own: gl.constexpr
-):
+def _close(t, w, m, mi, doc, holds, rows, row: gl.constexpr, half: gl.constexpr, own: gl.constexpr):
     """Store what the maxima m [BM, 4] (and their indices mi) of document `doc` come to; doc = -1 is none.
 
-    `holds`: the document has tokens. `rows`: query, token and validity of the rows as `own` has them, for the argmax.
+    `holds`: the document has tokens. `rows`: which rows are query tokens, and the place and address of their sums; then
+    query, token and validity of the rows as `own` has them, for the argmax.
     """
     if doc >= 0:
+        valid, place, out_at, n, token, wanted = rows
         if t.ARGMAX:
-            n, token, wanted = rows
             won = gl.where(wanted & holds, _winners(m, mi, t.BM, half, own), -1)
             won_at = (n.to(gl.int64) * w.K + doc) * w.q_max + token
             gl.store(w.arg_ptr + won_at, won.to(w.arg_ptr.dtype.element_ty), mask=(n < w.Nq) & (token < w.q_max))
@@ -578,13 +592,12 @@ def _consume(t, w, ring, W: gl.constexpr):
         unit, n, _token, valid = _query_rows(t, w, group, r, W)
         # the same rows as the lanes of `own` hold them, for the argmax; without it the compiler drops them
         _unit, n_own, token_own, valid_own = _query_rows(t, w, group, r_own, W)
-        rows = (n_own, token_own, valid_own)
         # the place of a sum, reduced as the maxima are, so that it lies where they come to lie; -1 for no query
         place = gl.where(n < w.Nq, n * ((w.parts * UNIT + RUN - 1) // RUN) + (unit % w.parts) * UNIT // RUN, -1)
         place = gl.max(gl.reshape(place, [t.BM // t.G, t.G]), axis=1)
         if WHOLE:
             place = gl.max(gl.reshape(place, [t.BM // t.SUM, t.SUM // UNIT]), axis=1)
-        out_at = w.out_ptr + place.to(gl.int64) * w.K
+        rows = (valid, place, w.out_ptr + place.to(gl.int64) * w.K, n_own, token_own, valid_own)
         doc = lo
         start = 0
         end = 0
@@ -599,7 +612,7 @@ def _consume(t, w, ring, W: gl.constexpr):
         due_holds = False
         while doc < hi:
             started = ring.start(t, zero, it, loads, W)
-            _close(t, w, due, due_i, due_doc, due_holds, rows, valid, place, out_at, row, half, own)
+            _close(t, w, due, due_i, due_doc, due_holds, rows, row, half, own)
             due_doc = -1
             s, it = ring.similarities(t, started, it, loads, W)
             # -- reduce: the document that the tile begins in, then those that begin inside the tile
@@ -611,7 +624,7 @@ def _consume(t, w, ring, W: gl.constexpr):
             following = tile + t.BN
             ended = c1 <= t.BN
             while ended:
-                _close(t, w, due, due_i, due_doc, due_holds, rows, valid, place, out_at, row, half, own)
+                _close(t, w, due, due_i, due_doc, due_holds, rows, row, half, own)
                 due = m
                 due_i = mi
                 due_doc = doc
@@ -630,12 +643,12 @@ def _consume(t, w, ring, W: gl.constexpr):
                     else:
                         following = start
             tile = following
-        _close(t, w, due, due_i, due_doc, due_holds, rows, valid, place, out_at, row, half, own)
+        _close(t, w, due, due_i, due_doc, due_holds, rows, row, half, own)
 
 
 @gluon.jit
 def _load_query(t, w, ring, bar, group, at, column, KT: gl.constexpr):
-    """Columns `column` .. of the group's query rows into tile `at` (`at + KT` for the second consumer)."""
+    """Columns `column` .. of the group's query rows: those of consumer c into tile `at + c * KT`."""
     for c in gl.static_range(t.NC):
         for u in gl.static_range(t.BM // UNIT):
             unit = group * t.UNITS + c * (t.BM // UNIT) + u

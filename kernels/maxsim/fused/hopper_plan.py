@@ -9,22 +9,22 @@ never bits: the kernel sums row maxima in one order whatever the plan.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from maxsim.fused.launch import LaunchPlan
 
+# What these numbers rest on is in docs/kernels.md.
 UNIT = 64  # query rows whose maxima are always summed together, the height of one wgmma
-TILE = 128  # document rows of a tile
+TILE = 128  # document rows of a tile, of which two programs that share a multiprocessor may have half
 SHARED_BYTES = 227 * 1024 - 1024  # what one program may use on sm_90, less barriers and reductions
-CORE_COLUMNS = (
-    512  # columns the tensor core adds up by itself: relative errors reach 8e-7 at d = 512, 1.1e-6 at 768 (H200)
-)
-RUN_COLUMNS = 384  # of a wider d are added up there at a time: 5e-7 to 6e-7 at any d
-LONG_DOCUMENT = 512  # rows from which four consumers can be ahead of two; at 300 they are behind (docs/kernels.md)
-PAIR_ROWS = 2048  # document rows a program must have for two to share a multiprocessor
-MANY_TILES = 384  # of a chunk: a deeper ring is then worth more than the next query group at hand (docs/kernels.md: a
-# step 64 x 64 at 1024 x 1024 2 260 -> 2 065 us on an H200; where it turns was not swept)
+CORE_COLUMNS = 512  # columns the tensor core may add up by itself: of more, relative errors pass 1e-6
+RUN_COLUMNS = 384  # of a wider d are added up there at a time
+LONG_DOCUMENT = 512  # rows from which four consumers can be ahead of two
+READ_AHEAD = 96 << 10  # bytes of documents that a multiprocessor asks for at a time where reading is all there is to do
+READ_AHEAD_FEW = 64 << 10  # the same where a program has fewer rows than FEW_ROWS
+FEW_ROWS = 2048
+MANY_TILES = 384  # of a chunk: a deeper ring is then worth more than the next query group at hand; not swept
 SMALL_SUMS_BYTES = 1 << 20  # partial sums of 64 rows instead of 128 are taken where they stay below this
 H200_PROCESSORS = 132
 
@@ -43,7 +43,7 @@ class HopperPlan(LaunchPlan):
         G: rows given to a query that is shorter than 64 tokens, else 64.
         SUM: rows whose maxima the kernel adds up; a longer query has several such sums, added by a second kernel. Two
             consumers of fewer rows than that add theirs to one number in memory.
-        shared: every query meets every document.
+        shared: several queries meet the same documents, and short ones share a unit.
         parts: units of 64 rows of one query.
         groups, blocks: query groups and document blocks (per query where not `shared`); a chunk is one of each.
         programs: programs launched, each taking every `programs`-th chunk.
@@ -121,13 +121,15 @@ def plan_shape(
     best: tuple[float, HopperPlan] | None = None
     long = (sorted_rows or K * Ld) >= LONG_DOCUMENT * K
     columns = math.prod(_columns(d))
-    four = long and (columns <= 64 or columns == CORE_COLUMNS or (argmax and columns <= 128))
+    travel = columns == CORE_COLUMNS  # the rows of four consumers do, and those of two would not
+    four = long and (columns <= 64 or travel or (argmax and columns <= 128))
     for NC, BM in ((4, 64), (2, 128), (1, 128), (2, 64), (1, 64)):
         tile = _tile(NC, BM, Nq, K, Lq, d, shared)
         if tile is None or (NC == 4 and not four):
             continue
-        each = 2 if _pair_up(tile, sorted_rows or K * Ld, processors) else 1
-        cycles, chosen = _schedule(tile, K, Ld, sorted_rows, contiguous, argmax, processors, ceiling, each)
+        if tile.groups * K >= 2 * processors:
+            tile = _paired(tile, contiguous) or tile
+        cycles, chosen = _schedule(tile, K, Ld, sorted_rows, contiguous, argmax, processors, ceiling)
         if best is None or cycles < best[0]:
             best = cycles, chosen
     if best is None:
@@ -149,6 +151,8 @@ class _Tile:
     shared: bool
     parts: int
     groups: int
+    BN: int = TILE
+    per_processor: int = 1
 
     @property
     def columns(self) -> int:
@@ -162,9 +166,19 @@ class _Tile:
 
 
 def _columns(d: int) -> tuple[int, int]:
-    """Columns of one copy and copies of a row: the fewest columns in all, then the widest copy (128 bytes swizzled)."""
-    BK = 64 if -(-d // 64) * 64 == -(-d // 32) * 32 else 32
+    """Columns of one copy and copies of a row: the fewest columns in all, then the widest copy (128 bytes swizzled).
+
+    A wide embedding takes the widest copy in any case: its runs are whole copies, and one copy is a short run.
+    """
+    BK = 64 if d > CORE_COLUMNS or -(-d // 64) * 64 == -(-d // 32) * 32 else 32
     return BK, -(-d // BK)
+
+
+def _run(BK: int, copies: int) -> int:
+    """Copies whose products the tensor core may add up: a function of d alone, since it decides the bits."""
+    if BK * copies <= CORE_COLUMNS:
+        return copies
+    return max(k for k in range(1, RUN_COLUMNS // BK + 1) if copies % k == 0)
 
 
 def _tile(NC: int, BM: int, Nq: int, K: int, Lq: int, d: int, shared: bool) -> _Tile | None:
@@ -182,8 +196,6 @@ def _tile(NC: int, BM: int, Nq: int, K: int, Lq: int, d: int, shared: bool) -> _
             return None
         parts = -(-parts // per_group) * per_group
         groups = Nq * parts // per_group
-        if G < UNIT and per_group > 1:
-            return None
     else:
         # a sum of 128 rows needs both units in one query
         if BM == 128 and parts % 2 and parts > 1 and Nq * parts * K * 4 > SMALL_SUMS_BYTES:
@@ -194,44 +206,57 @@ def _tile(NC: int, BM: int, Nq: int, K: int, Lq: int, d: int, shared: bool) -> _
             return None
     wide = BK * copies > CORE_COLUMNS  # only consumers of 64 rows: two of them make one sum, whichever comes first
     SUM = 128 if G == UNIT and (parts > 1 if wide else BM == 128 and parts % 2 == 0) else G
-    KS = max(k for k in (1, 2, 3, 4) if copies % k == 0 and k * BK * TILE * 2 <= 32 * 1024)
-    tile = _Tile(NC, BM, BK, KS, copies // KS, G, SUM, shared, parts, groups)
+    KS = max(k for k in (1, 2, 3, 4) if _run(BK, copies) % k == 0 and k * BK * TILE * 2 <= 32 * 1024)
+    together = shared and (Nq > 1 or G == UNIT)  # nothing is copied for the places of a unit that no query has
+    tile = _Tile(NC, BM, BK, KS, copies // KS, G, SUM, together, parts, groups)
+    # sums of 64 rows, as four consumers make them, are twice as many as a query may have beyond the first megabyte
     allowed = max(-(-Lq // 128) * Nq * K * 4, SMALL_SUMS_BYTES)
     return tile if tile.sums == 1 or tile.sums * Nq * K * 4 <= allowed else None
 
 
-def _ring(tile: _Tile, many: bool, per_processor: int) -> tuple[int, int, int, int] | None:
-    """(QST, ST, KS, KC): query groups held, ring stages, copies of a stage, stages of a tile."""
+def _ring(tile: _Tile, many: bool, few: bool = False) -> tuple[int, int, int, int] | None:
+    """(QST, ST, KS, KC): query groups held, ring stages, copies of a stage, stages of a tile.
+
+    Args:
+        many: a program has several chunks, so that the next query group can be fetched under this one's products.
+        few: a program has few rows to read (`FEW_ROWS`).
+    """
     box = tile.BK * 2
-    stage = TILE * box * tile.KS
+    stage = tile.BN * box * tile.KS
     held = tile.NC * tile.BM * box * tile.KS * tile.KC
-    space = SHARED_BYTES // per_processor - (per_processor - 1) * 1024
+    if tile.per_processor > 1:
+        ahead = (READ_AHEAD_FEW if few else READ_AHEAD) // tile.per_processor
+        space, least, most = SHARED_BYTES // tile.per_processor - 1024, 2, max(2, ahead // stage)
+    else:
+        space, least, most = SHARED_BYTES, 3, 8
     for QST in (2, 1) if many else (1,):
         stages = (space - QST * held) // stage
-        if stages >= 3:
-            return QST, min(stages, 8), tile.KS, tile.KC
-    stages = space // ((TILE + tile.NC * tile.BM) * box)
+        if stages >= least:
+            return QST, min(stages, most), tile.KS, tile.KC
+    if tile.per_processor > 1:
+        return None
+    stages = SHARED_BYTES // ((TILE + tile.NC * tile.BM) * box)
     return (0, min(stages, 8), 1, tile.KS * tile.KC) if stages >= 3 else None
 
 
-def _pair_up(tile: _Tile, rows: int, processors: int) -> bool:
-    """Whether two programs share a multiprocessor, so that one reads while the other closes a document.
+def _paired(tile: _Tile, contiguous: bool) -> _Tile | None:
+    """The tile as two programs have it that share a multiprocessor, where one reads while the other closes a document.
 
-    On an H200, Lq = 32: packed documents of 20..180 tokens 90 -> 81 us, reranking lists of 20..512 188 -> 181 us, but
-    1000 x 300 tokens 23.3 -> 23.9 us, where a program has too little to do.
+    None where they do not fit: several consumers, or columns that do not fit into one stage of four copies. Documents
+    that lie apart keep tiles of 128 rows: half of one is begun more often and holds no fewer rows of a short document.
     """
-    if tile.NC * tile.BM > UNIT or rows // (2 * processors) < PAIR_ROWS:
-        return False
-    ring = _ring(tile, False, 2)
-    return ring is not None and ring[0] > 0
-
-
-def _run(tile: _Tile) -> int:
-    """Columns whose products the tensor core may add up: the same for every ring, since they decide the bits."""
-    if tile.columns <= CORE_COLUMNS:
-        return tile.columns
-    stage = tile.BK * tile.KS
-    return stage * max(k for k in range(1, RUN_COLUMNS // stage + 1) if tile.KC % k == 0)
+    if tile.NC > 1:
+        return None
+    BK, copies = tile.BK, tile.KS * tile.KC
+    if copies > 4:  # of 32 columns: zeros that complete 64 cost products, and no reading
+        BK, copies = 64, -(-tile.columns // 64)
+    halved = replace(tile, BK=BK, KS=copies, KC=1, BN=TILE // 2, per_processor=2)
+    whole = replace(halved, BN=TILE)
+    wide = tile.BM > UNIT  # a thread has no registers for more than half of the similarities
+    for pair in (halved,) if wide else (halved, whole) if contiguous and tile.columns > 64 else (whole, halved):
+        if copies <= 4 and _ring(pair, many=False) is not None:
+            return pair
+    return None
 
 
 # Model of a Hopper multiprocessor, in cycles; only the order of the candidates matters.
@@ -239,6 +264,7 @@ _FLOP_CYCLE = 4096  # dense fp16 per multiprocessor
 _HBM_BYTES_CYCLE = 20  # a 132nd of 4.5 TB/s at 1.7 GHz
 _L2_BYTES_CYCLE = 42  # of the 64 that a multiprocessor takes
 _HALF_ROWS = 1.03  # 64 rows a warpgroup read every document tile twice as often as 128
+_HALF_TILE = 1.1  # 64 document rows a tile read the query rows twice as often as 128
 _FOUR = 0.98  # four warpgroups of 64 rows read as often, and hide each other's maxima
 _FOUR_L2 = 1.15  # and each other's waiting for copies
 _EPILOGUE = 280  # maxima of 64 x 128 similarities by one warpgroup
@@ -247,19 +273,20 @@ _CHUNK = 3500  # filling the ring and loading a query group
 _SECOND_KERNEL = 4000
 
 
-def _cycles(tile: _Tile, QST: int, argmax: bool, programs: int, processors: int, per_processor: int) -> float:
-    """Modelled cycles of one document tile of one program, which shares its multiprocessor with its like."""
+def _cycles(tile: _Tile, QST: int, argmax: bool, programs: int, processors: int) -> float:
+    """Modelled cycles of TILE document rows of one program, which shares its multiprocessor with its like."""
     mma = 2 * tile.NC * tile.BM * TILE * tile.columns / _FLOP_CYCLE
     mma *= _FOUR if tile.NC == 4 else 1.0 if tile.BM == 128 else _HALF_ROWS
+    mma *= 1.0 if tile.BN == TILE else _HALF_TILE
     epilogue = _EPILOGUE * tile.BM / UNIT * (2.0 if argmax else 1.0)
     serial = mma + epilogue + _STALL if tile.NC == 1 else mma / tile.NC + epilogue
     read = TILE * tile.columns * 2
     moved = read + (tile.NC * tile.BM * tile.columns * 2 if QST == 0 else 0)
-    copied = per_processor * moved / _L2_BYTES_CYCLE / (_FOUR_L2 if tile.NC == 4 else 1.0)
+    copied = tile.per_processor * moved / _L2_BYTES_CYCLE / (_FOUR_L2 if tile.NC == 4 else 1.0)
     copied += epilogue if tile.NC == 1 else 0.0  # a full ring waits for a lone warpgroup
     readers = min(tile.groups, processors) if tile.shared else 1
     busy = programs / processors
-    return max(per_processor * mma, serial, copied, read / _HBM_BYTES_CYCLE / readers * busy)
+    return max(tile.per_processor * mma, serial, copied, read / _HBM_BYTES_CYCLE / readers * busy)
 
 
 def _block_counts(groups: int, K: int, slots: int) -> list[int]:
@@ -281,38 +308,37 @@ def _schedule(
     argmax: bool,
     processors: int,
     ceiling: str = "unknown",
-    per_processor: int = 1,
 ) -> tuple[float, HopperPlan]:
     """Modelled cycles of the best number of blocks for a tile, and the plan."""
     rows = sorted_rows if sorted_rows is not None else K * Ld
-    slots = processors * per_processor
+    slots = processors * tile.per_processor
     best: tuple[float, HopperPlan] | None = None
     for blocks in _block_counts(tile.groups, K, slots):
         chunks = tile.groups * blocks
         programs = min(chunks, slots)
-        ring = _ring(tile, chunks > programs, per_processor)
-        if ring is None:
-            raise ValueError(f"{per_processor} programs of {tile} do not fit into a multiprocessor")
-        QST, ST, KS, KC = ring
         waves = -(-chunks // programs)
         documents = -(-K // blocks)
         tiles = max(1, rows / K * documents / TILE) if sorted_rows is None else max(1, rows / blocks / TILE)
-        total = waves * (
-            tiles * _cycles(tile, QST, argmax, programs, processors, per_processor) + _CHUNK / (2 if QST == 2 else 1)
-        )
+        ring = _ring(tile, chunks > programs, few=waves * tiles * TILE < FEW_ROWS)
+        if ring is None:
+            raise ValueError(f"{tile} does not fit into a multiprocessor")
+        QST, ST, KS, KC = ring
+        total = waves * (tiles * _cycles(tile, QST, argmax, programs, processors) + _CHUNK / (2 if QST == 2 else 1))
         if QST == 2 and tiles >= MANY_TILES:  # the model knows nothing of depth: no candidate wins or loses by this
-            alone = _ring(tile, False, per_processor)
+            alone = _ring(tile, many=False)
             QST, ST, KS, KC = alone if alone is not None and alone[1] > ST else ring
+        elif tile.groups * tile.NC * tile.BM <= 2 * UNIT and KC == 1 and programs == slots:  # reading is all there is
+            ST = min(ST, max(3, READ_AHEAD // (tile.BN * tile.BK * KS * 2)))
         total += _SECOND_KERNEL if tile.sums > 1 else 0
         if best is None or total < best[0] * 0.98:
             plan = HopperPlan(
-                kernel="hopper", block_m=tile.NC * tile.BM, block_n=TILE, block_k=tile.columns, group=tile.G,
+                kernel="hopper", block_m=tile.NC * tile.BM, block_n=tile.BN, block_k=tile.columns, group=tile.G,
                 slices=tile.sums, docs_per_program=documents, num_warps=4 * tile.NC + 1, num_stages=ST, ceiling=ceiling,
-                why="least modelled time", NC=tile.NC, BM=tile.BM, BN=TILE, BR=TILE if contiguous else 32, BK=tile.BK,
-                KS=KS, KC=KC, KI=_run(tile) // (tile.BK * KS), ST=ST, QST=QST, G=tile.G,
+                why="least modelled time", NC=tile.NC, BM=tile.BM, BN=tile.BN, BR=tile.BN if contiguous else 32,
+                BK=tile.BK, KS=KS, KC=KC, KI=_run(tile.BK, KS * KC) // KS, ST=ST, QST=QST, G=tile.G,
                 SUM=tile.SUM, shared=tile.shared,
-                parts=tile.parts, groups=tile.groups, blocks=blocks, programs=programs, per_processor=per_processor,
-                balanced=sorted_rows is not None and blocks > 1,
+                parts=tile.parts, groups=tile.groups, blocks=blocks, programs=programs,
+                per_processor=tile.per_processor, balanced=sorted_rows is not None and blocks > 1,
             )  # fmt: skip
             best = total, plan
     assert best is not None, "at least one number of blocks is tried"

@@ -20,13 +20,13 @@ pytest.importorskip("triton")
 from triton.experimental.gluon.language import constexpr
 
 from maxsim.fused import hopper_kernels
-from maxsim.fused.hopper_plan import UNIT, HopperPlan, _schedule, _tile, plan_shape
+from maxsim.fused.hopper_plan import UNIT, HopperPlan, _paired, _schedule, _tile, plan_shape
 
 ENDLESS = 1 << 20  # stages of a ring that is never full
 ALL = hopper_kernels.ALL.value  # a maximum that keeps NaN; others drop it
 UNTOUCHED = -7  # a winner that was not stored
 FACTOR = 0.1234567
-PLANS = ((4, 64, 1), (2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2))
+PLANS = ((4, 64, 1), (2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2), (1, 128, 2))
 
 
 class Array(np.ndarray):
@@ -406,7 +406,11 @@ def plans(case: Case, kind: str, argmax: bool = False, processors: int = 3) -> l
         if tile is None:
             continue
         contiguous = kind in ("packed", "dense")
-        _, plan = _schedule(tile, case.K, case.d_max, ascending, contiguous, argmax, processors, per_processor=each)
+        if each == 2:
+            tile = _paired(tile, contiguous)
+            if tile is None:
+                continue
+        _, plan = _schedule(tile, case.K, case.d_max, ascending, contiguous, argmax, processors)
         found.append(plan)
         copies = plan.KS * plan.KC
         for run in {1, copies // 2 if copies % 2 == 0 else 1}:  # columns added up at a time; queries travel too
@@ -578,7 +582,50 @@ def test_plans_of_every_kind_are_emulated():
         assert any(kind[:2] == wanted for kind in kinds), wanted
     assert any(kind[3] for kind in kinds), "sums that two consumers add to"
     assert any(kind[2] == 128 and kind[0] == 128 for kind in kinds), "sums of 128 rows"
-    assert plan_shape(Nq=1, K=10, Lq=32, Ld=300, d=128).shared
+    assert {kind[4] for kind in kinds} == {True, False}
+    alone, together = (plan_shape(Nq=Nq, K=10, Lq=32, Ld=300, d=128) for Nq in (1, 2))
+    assert (alone.shared, together.shared) == (False, True), "a lone short query copies nothing for a second one"
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize("K", [1, 2, 31, 63, 64, 65, 127, 128, 129, 1000, 4097])
+def test_blocks_of_packed_documents_begin_where_a_search_finds_their_rows(emulate, monkeypatch, K, threads):
+    """Lengths that the guess fits, and that it misses by all there is: sorted, empty, one long one at either end."""
+    monkeypatch.setattr(hopper_kernels, "gl", _language(0, 1))
+    rng = np.random.default_rng(K)
+    ordinary = rng.integers(0, 300, K)
+    long_first, long_last = np.zeros(K, int), np.zeros(K, int)
+    long_first[0] = long_last[-1] = 10_000
+    for lengths in (ordinary, np.sort(ordinary), np.sort(ordinary)[::-1], np.zeros(K, int), long_first, long_last):
+        starts = lengths.cumsum() - lengths
+        total = int(lengths.sum())
+        for blocks in (1, 2, 7, 264):
+            for block in {0, 1, blocks // 2, blocks - 1} - {blocks}:
+                ends = [(block + i) * total // blocks for i in (0, 1)]
+                guesses = [_array((block + i) * K // blocks) for i in (0, 1)]
+                found = hopper_kernels._lower_bounds(
+                    Pointer(starts), _array(K), _array(ends[0]), guesses[0], _array(ends[1]), guesses[1], threads
+                )
+                assert [int(x) for x in found] == np.searchsorted(starts, ends, "left").tolist(), (
+                    lengths,
+                    blocks,
+                    block,
+                )
+
+
+def test_a_guess_that_fits_costs_one_look_at_memory(emulate, monkeypatch):
+    """A thousand documents of ordinary lengths, cut into the blocks of an H200: most are found where expected."""
+    monkeypatch.setattr(hopper_kernels, "gl", _language(0, 1))
+    steps = []
+    narrowed = hopper_kernels._narrowed
+    monkeypatch.setattr(hopper_kernels, "_narrowed", lambda *args: steps.append(1) or narrowed(*args))
+    lengths = np.random.default_rng(0).integers(20, 513, 1000)
+    starts, total = lengths.cumsum() - lengths, int(lengths.sum())
+    for block in range(264):
+        guesses = [_array((block + i) * 1000 // 264) for i in (0, 1)]
+        ends = [_array((block + i) * total // 264) for i in (0, 1)]
+        hopper_kernels._lower_bounds(Pointer(starts), _array(1000), ends[0], guesses[0], ends[1], guesses[1], 1)
+    assert len(steps) <= 2 * 264 // 10
 
 
 def test_every_consumer_takes_rows_of_its_own(monkeypatch):

@@ -10,7 +10,7 @@ import torch
 
 from maxsim import reference, tokens
 from maxsim.fused import hopper
-from maxsim.fused.hopper_plan import _schedule, _tile
+from maxsim.fused.hopper_plan import _paired, _schedule, _tile
 
 pytestmark = pytest.mark.gpu
 
@@ -148,18 +148,20 @@ def test_a_score_has_the_same_bits_alone_padded_and_under_every_plan(Nq, Lq):
     assert torch.equal(hopper.forward(dataclasses.replace(padded, max_length=Lq + 30), d), scores)
     diagonal = hopper.forward(q, tokens(D[:Nq], lengths=n[:Nq]), pairing="pairs")
     assert torch.equal(diagonal, scores[:, :Nq].diagonal())
-    for NC, BM, each in ((4, 64, 1), (2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2)):
+    for NC, BM, each in ((4, 64, 1), (2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2), (1, 128, 2)):
         tile = _tile(NC, BM, Nq, 150, Lq, 128, True)
         if tile is None:
             continue
-        _, plan = _schedule(tile, 150, 260, None, False, False, 132, per_processor=each)
+        tile = _paired(tile, contiguous=False) if each == 2 else tile
+        assert tile is not None, "128 columns fit twice"
+        _, plan = _schedule(tile, 150, 260, None, False, False, 132)
         for blocks in (1, 5, 33):
             cut = dataclasses.replace(plan, blocks=blocks, programs=min(132 * each, plan.groups * blocks))
             assert torch.equal(hopper.forward(q, d, plan=cut), scores), (NC, BM, each, blocks)
 
 
 @pytest.mark.parametrize("argmax", [False, True])
-@pytest.mark.parametrize("d", [64, 128, 512, 640, 768, 1024, 2048])
+@pytest.mark.parametrize("d", [64, 128, 512, 520, 640, 768, 1024, 2048])
 def test_a_score_has_the_same_bits_under_every_tile_of_a_width(d, argmax):
     """Also whether its queries are held or travel, and where runs of columns are added beside the tensor core."""
     q, x = tokens(unit(1, 256, d)), tokens(unit(40, 700, d))

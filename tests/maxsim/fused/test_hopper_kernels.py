@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from maxsim.fused import hopper_kernels
-from maxsim.fused.hopper import CONSUMER_REGISTERS, LOADER_REGISTERS
+from maxsim.fused.hopper import CONSUMER_REGISTERS, LOADER_REGISTERS, SHARING_REGISTERS
 from maxsim.fused.hopper_plan import HopperPlan, plan_shape
 from maxsim.fused.offline import Resources, compile_offline
 
@@ -19,16 +19,37 @@ EVERYTHING = {"HAS_Q_STARTS": True, "HAS_Q_LENGTHS": True, "HAS_STARTS": True, "
 
 # name: shape, what the batches carry, registers a thread, bytes of spills a thread. Two consumer warpgroups and the
 # loader share 64K registers: ptxas sees 168 a thread, and setmaxnreg moves 240 to the consumers; of four consumers it
-# sees 96, and they get 112. Spills are the greater of what triton 3.6.0 and 3.7.1 need.
+# sees 96, and they get 112. Programs that share a multiprocessor have 128. Spills are the greater of what triton 3.6.0
+# and 3.7.1 need.
 VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool], int, int]] = {
     "one long query": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 128}, {}, 168, 0),
     "several short queries": ({"Nq": 64, "K": 1000, "Lq": 32, "Ld": 1024, "d": 128}, {}, 168, 0),
-    "one short query": ({"Nq": 1, "K": 1000, "Lq": 32, "Ld": 300, "d": 128}, {}, 255, 0),
+    "one short query": ({"Nq": 1, "K": 1000, "Lq": 32, "Ld": 300, "d": 128}, {}, 128, 0),
+    "one short query, few documents": ({"Nq": 1, "K": 100, "Lq": 32, "Ld": 300, "d": 128}, {}, 255, 0),
+    "one short query, packed, argmax": (
+        {"Nq": 1, "K": 1000, "Lq": 32, "Ld": 512, "d": 128, "sorted_rows": 250_000, "argmax": True},
+        EVERYTHING,
+        128,
+        0,
+    ),
+    "one short query, list": (
+        {"Nq": 1, "K": 1000, "Lq": 32, "Ld": 512, "d": 128, "contiguous": False, "argmax": True},
+        EVERYTHING,
+        128,
+        0,
+    ),
+    "one short query, d = 256": ({"Nq": 1, "K": 1000, "Lq": 32, "Ld": 300, "d": 256}, {}, 128, 0),
+    "one query of 128 tokens": (
+        {"Nq": 1, "K": 1000, "Lq": 128, "Ld": 300, "d": 128, "argmax": True},
+        EVERYTHING,
+        128,
+        0,
+    ),
     "packed": ({"Nq": 16, "K": 1000, "Lq": 32, "Ld": 512, "d": 128, "sorted_rows": 250_000}, EVERYTHING, 168, 8),
     "candidates": (
         {"Nq": 64, "K": 100, "Lq": 32, "Ld": 300, "d": 128, "shared": False},
         {"HAS_STARTS": True, "HAS_LENGTHS": True},
-        255,
+        128,
         0,
     ),
     "argmax": ({"Nq": 64, "K": 64, "Lq": 32, "Ld": 300, "d": 128, "argmax": True}, {}, 168, 48),
@@ -73,7 +94,8 @@ def resources(shape: dict[str, Any], carries: dict[str, bool], dtype: str) -> Re
         "d_start_ptr": "*i64",
         "d_len_ptr": "*i32",
     }
-    return compile_offline(kernel, signature, constants, 90)
+    most = None if plan.per_processor == 1 else SHARING_REGISTERS
+    return compile_offline(kernel, signature, constants, 90, max_registers=most)
 
 
 @pytest.mark.parametrize("name", VARIANTS)

@@ -100,7 +100,7 @@ VARIANTS: dict[str, tuple[dict[str, Any], dict[str, bool], int, int]] = {
         {"Nq": 16, "K": 1000, "Lq": 32, "Ld": 512, "d": 128, "sorted_rows": 250_000},
         {"HAS_Q_STARTS": True, "HAS_Q_LENGTHS": True, "HAS_STARTS": True, "HAS_LENGTHS": True},
         128,
-        56,
+        72,
     ),
     "d = 768": ({"Nq": 1, "K": 1000, "Lq": 1024, "Ld": 1024, "d": 768}, {}, 128, 16),
 }
