@@ -472,7 +472,7 @@ def heatmap(**given: Any) -> None:
 def doctor(ceilings: bool, as_json: bool) -> None:
     """Say what is here, what is missing, how to get it.
 
-    Also measures the ceilings of the device: matrix products, reads, launches.
+    Also measures the ceilings of the device: matrix products, reads, copies, launches.
 
     \b
     Example: maxsim-bench doctor --no-ceilings

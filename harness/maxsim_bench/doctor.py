@@ -110,6 +110,8 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
             lines.append(f"  {unit + ' product':<26}{rate:.3g} TFLOP/s ({found.ceilings['sources'][unit]})")
         if found.ceilings["read_gbs"] is not None:
             lines.append(f"  {'read':<26}{found.ceilings['read_gbs']:.3g} GB/s ({found.ceilings['sources']['read']})")
+        if found.ceilings["host_copy_gbs"] is not None:
+            lines.append(f"  {'copy from host memory':<26}{found.ceilings['host_copy_gbs']:.3g} GB/s (pinned)")
         if found.ceilings["launch_ms"] is not None:
             lines.append(f"  {'empty launch':<26}{found.ceilings['launch_ms'] * 1e3:.3g} µs")
     lines.append("backends")

@@ -14,6 +14,8 @@ from click.testing import CliRunner, Result
 from maxsim_bench.cli import main
 from maxsim_bench.cli_page import page
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.doctor import Diagnosis, diagnosis_lines
+from maxsim_bench.measure.ceilings import Ceilings
 from maxsim_bench.record.environments import add_environments
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.store import Store
@@ -260,6 +262,14 @@ def test_doctor_names_device_backends_and_what_is_missing(invoke: Invoke, monkey
     found = json.loads(invoke("doctor", "--no-ceilings", "--json").output)
     assert found["ceilings"] is None
     assert "torch" in found["environment"]
+
+
+def test_doctor_tells_the_rate_of_copies_where_there_is_a_device_to_copy_to() -> None:
+    ceilings = Ceilings("cuda", {}, 4500.0, 0.002, 0.01, {"read": "read_copy"}, host_copy_gbs=55.25)
+    found = Diagnosis(environment={}, ceilings=ceilings.to_record(), backends=[], missing={}, data={})
+    assert "  copy from host memory     55.2 GB/s (pinned)" in diagnosis_lines(found)
+    processor = Ceilings("cpu", {}, 20.0, None, 0.001, {"read": "read_copy"}).to_record()
+    assert "copy from" not in "\n".join(diagnosis_lines(found.model_copy(update={"ceilings": processor})))
 
 
 def test_an_exception_that_is_not_ours_is_not_hidden(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:

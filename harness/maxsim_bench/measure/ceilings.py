@@ -1,4 +1,4 @@
-"""What this device reaches, measured in the same session by the same timer: matrix rates, read bandwidth, empty launch.
+"""What this device reaches, measured in the same session by the same timer: products, reads, copies, empty launch.
 
 Room: `measure`. Imports nothing else of ours.
 """
@@ -13,13 +13,15 @@ from maxsim_bench.measure.failures import describe
 from maxsim_bench.measure.statistics import quantile
 from maxsim_bench.measure.timer import Call, Policy, Timing, TimingBudget, time_callables
 
-Binding = Literal["compute", "memory", "launch"]
+Binding = Literal["compute", "memory", "copy", "launch"]
 
 _MATRIX = {"cuda": 8192, "cpu": 1024}
 _STREAM_BYTES = {"cuda": 1 << 31, "cpu": 1 << 27}
 # Documents of 300 tokens of 128 fp16: a thousand and ten thousand of them. A processor reads less in the same time.
 _SHORT_BYTES = {"cuda": (76_800_000, 768_000_000), "cpu": (1 << 22, 1 << 25)}
 _SHORT_BUDGET = TimingBudget(seconds=0.1, warmup_seconds=0.05)  # of each, to stay below a second in all
+_COPY_BYTES = 1 << 28  # a block of `maxsim.search`, which streams a corpus from host memory in such copies
+_COPY_BUDGET = TimingBudget(seconds=0.2, warmup_seconds=0.05)  # beside some 0.1 s for pinning
 
 _FAST_END = 0.05  # quantile of the samples that a ceiling is taken from; the very fastest may be a glitch
 
@@ -44,6 +46,8 @@ class Ceilings:
         missing: what could not be measured, and why.
         read_by_bytes: bytes (as text) → GB/s of one launch that only reads so many, with a cold L2 as rows are timed: a
             launch begins and ends, so one that reads little stays below `read_gbs` whatever it does.
+        host_copy_gbs: GB/s of copies from pinned host memory to the device, in blocks as large as a search streams;
+            None on a processor, and in records of before it was measured.
     """
 
     device: str
@@ -55,6 +59,7 @@ class Ceilings:
     all_measured: dict[str, float] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
     read_by_bytes: dict[str, float] = field(default_factory=dict)
+    host_copy_gbs: float | None = None
 
     def to_record(self) -> dict[str, Any]:
         """Plain mapping, for `environment.json`."""
@@ -116,18 +121,25 @@ def measure_ceilings(device: str, budget: TimingBudget | None = None, offers: It
             short[str(size)] = size / _time(_only_read(size, device), "cold_l2", _SHORT_BUDGET, device) / 1e6
         except Exception as error:  # as above: what cannot be measured is named, and stops nothing
             missing[f"read_by_bytes {size}"] = describe(error)
+    copied: float | None = None
+    if device == "cuda":
+        try:
+            copied = _copy_gbs(device)
+        except Exception as error:  # as above; a host may refuse to pin so much
+            missing["host_copy"] = describe(error)
     read = best.pop("read", (None, ""))
     sources = {unit: name for unit, (_, name) in best.items()} | ({"read": read[1]} if read[0] else {})
     rates = {unit: rate for unit, (rate, _) in best.items()}
-    return Ceilings(device, rates, read[0], launch, host, sources, found, missing, short)
+    return Ceilings(device, rates, read[0], launch, host, sources, found, missing, short, copied)
 
 
 def percent_of_ceiling(
-    latency_ms: float, flops: float, bytes_min: float, unit: str, ceilings: Ceilings
+    latency_ms: float, flops: float, bytes_min: float, unit: str, ceilings: Ceilings, host_bytes: float = 0.0
 ) -> tuple[float, Binding] | None:
     """How close a call comes to the least time that the measured ceilings allow, and which of them binds.
 
-    The least time is the longest of flops over the matrix rate, bytes over the read bandwidth, and an empty launch.
+    The least time is the longest of flops over the matrix rate, bytes over the read bandwidth, bytes that have to come
+    from host memory over the rate of such copies, and an empty launch.
 
     Returns:
         (percent, binding), None where no ceiling is known for it.
@@ -138,6 +150,8 @@ def percent_of_ceiling(
         least["compute"] = flops / rate / 1e9
     if ceilings.read_gbs:
         least["memory"] = bytes_min / ceilings.read_gbs / 1e6
+    if ceilings.host_copy_gbs:
+        least["copy"] = host_bytes / ceilings.host_copy_gbs / 1e6
     if ceilings.launch_ms:
         least["launch"] = ceilings.launch_ms
     if not least:
@@ -229,6 +243,32 @@ def _source(size: int, device: str) -> Any:
     import torch
 
     return torch.ones(size // 4, dtype=torch.float32, device=device)
+
+
+def _copy_gbs(device: str) -> float:
+    """GB/s of copies of a block from pinned host memory, which is given back; raises what pinning or copying raises."""
+    try:
+        return _COPY_BYTES / _time(_host_copy, "warm_l2", _COPY_BUDGET, device) / 1e6
+    finally:
+        _release_pinned()
+
+
+def _host_copy() -> Call:
+    """A call that copies one block from pinned host memory to the device, as `maxsim.search` does."""
+    import torch
+
+    block = torch.ones(_COPY_BYTES // 4, dtype=torch.float32, pin_memory=True)
+    there = torch.empty_like(block, device="cuda")
+    return lambda: there.copy_(block, non_blocking=True)
+
+
+def _release_pinned() -> None:
+    """Give pinned blocks that nobody holds back to the system: torch keeps them for the next who asks."""
+    import torch
+
+    torch.cuda.synchronize()  # a block is free once the copies out of it are done
+    release = getattr(torch.accelerator, "empty_host_cache", None)  # public in torch 2.13; below it has a private name
+    (release or torch._C._host_emptyCache)()
 
 
 def _empty_kernel() -> Call:

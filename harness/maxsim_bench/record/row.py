@@ -43,7 +43,8 @@ class Row(BaseModel):
     """One row of `results/<gpu>/<experiment>.csv`. A number that was not measured is None (an empty field), never 0.
 
     Units are in the names; `latency_ms` is the median, `speedup` the median of paired ratios over `speedup_baseline`
-    (baseline time / this time) with its 95 % bootstrap interval, `ceiling` which of compute, memory and launch binds.
+    (baseline time / this time) with its 95 % bootstrap interval, `ceiling` which of compute, memory, copy (from host
+    memory) and launch binds.
     `max_abs_err` and `max_rel_err` are against the FP32 reference and may also stand in an `incorrect` row.
     """
 
@@ -70,7 +71,7 @@ class Row(BaseModel):
     tflops: float | None = None
     achieved_gbs: float | None = None
     percent_of_ceiling: float | None = None
-    ceiling: Literal["compute", "memory", "launch"] | None = None
+    ceiling: Literal["compute", "memory", "copy", "launch"] | None = None
     joules_per_mpair: float | None = None
 
     peak_extra_bytes: int | None = None

@@ -41,7 +41,7 @@ PROTOCOL = (
     "is the median of paired ratios. Memory is measured in a pass of its own with nothing else alive. Every "
     "output is compared with the FP32 reference before timing and again on what timing produced; a wrong backend "
     "has no time. The ceiling is what the same timer reached in the same session in matrix products and streaming "
-    "reads. The full text is docs/measurement.md."
+    "reads, and in copies to the device where documents lie in host memory. The full text is docs/measurement.md."
 )
 
 
@@ -135,6 +135,7 @@ def _session(facts: dict[str, Any], rows: int) -> dict[str, str]:
     if isinstance(ceilings, dict):
         rates = {f"{unit} products [TFLOP/s]": rate for unit, rate in (ceilings.get("matmul_tflops") or {}).items()}
         rates["read [GB/s]"] = ceilings.get("read_gbs")
+        rates["copy from host memory [GB/s]"] = ceilings.get("host_copy_gbs")
         reached = ", ".join(f"{name} {rate:.4g}" for name, rate in rates.items() if rate)
     packages = {"python": facts.get("python"), **facts.get("packages", {})}
     return {

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+from maxsim.search import search
 from maxsim_bench.measure import ceilings
 from maxsim_bench.measure.ceilings import Ceilings, Offer, measure_ceilings, percent_of_ceiling
 from maxsim_bench.measure.datasheet import impossible, peak_of
@@ -27,6 +32,14 @@ def test_the_binding_ceiling_is_the_one_that_needs_longest() -> None:
     assert percent_of_ceiling(0.004, 1e6, 1e6, "fp16", CARD) == (pytest.approx(50.0), "launch")
 
 
+def test_what_comes_from_host_memory_binds_where_copying_it_takes_longest() -> None:
+    card = replace(CARD, host_copy_gbs=50.0)
+    assert percent_of_ceiling(40.0, 400e9, 1e9, "fp16", card, 1e9) == (pytest.approx(50.0), "copy")
+    assert percent_of_ceiling(40.0, 400e9, 1e9, "fp16", card, 1e6) == (pytest.approx(1.25), "compute")
+    assert percent_of_ceiling(1.0, 1e9, 2e9, "fp16", card) == (pytest.approx(50.0), "memory")
+    assert percent_of_ceiling(40.0, 4e9, 1e9, "fp16", CARD, 1e9) == (pytest.approx(0.625), "memory")
+
+
 def test_fp32_may_be_served_by_three_products_of_tf32_and_not_of_fp16_whose_range_is_narrower() -> None:
     assert CARD.compute_tflops("fp32") == pytest.approx(400 / 3)
     assert CARD.compute_tflops("tf32") == 400.0
@@ -44,6 +57,8 @@ def test_a_processor_has_matrix_rates_and_a_bandwidth_and_no_launch(processor: C
     assert processor.launch_ms is None
     assert processor.host_launch_ms is not None
     assert processor.sources["read"] in ("read_copy", "read_reduction")
+    assert processor.host_copy_gbs is None
+    assert processor.missing == {}
 
 
 def test_ceilings_survive_a_file(processor: Ceilings) -> None:
@@ -54,6 +69,105 @@ def test_a_record_of_before_short_reads_were_measured_is_read() -> None:
     record = CARD.to_record()
     del record["read_by_bytes"]
     assert Ceilings.from_record(record) == CARD
+
+
+def test_a_record_of_before_copies_from_host_memory_were_measured_is_read() -> None:
+    """And says nothing of copies, whatever has to be copied."""
+    record = replace(CARD, host_copy_gbs=50.0).to_record()
+    assert record.pop("host_copy_gbs") == 50.0
+    assert Ceilings.from_record(record) == CARD
+    assert percent_of_ceiling(40.0, 4e9, 1e9, "fp16", Ceilings.from_record(record), 1e9) == (
+        pytest.approx(0.625), "memory",
+    )  # fmt: skip
+
+
+class Card:
+    """A card that is not there: every call takes 5 ms by its clock; what is pinned, copied and released is noted."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, fails: str = "") -> None:
+        self.pinned: list[int] = []
+        self.copied: list[tuple[int, bool]] = []
+        self.timed: dict[str, tuple[str, TimingBudget]] = {}
+        self.released = 0
+        self.fails = fails
+        ones, empty_like = torch.ones, torch.empty_like
+
+        def pinned_ones(*size: Any, pin_memory: bool = False, **given: Any) -> torch.Tensor:
+            made = ones(*size, **given)
+            self.pinned += [made.nbytes] if pin_memory else []
+            return made
+
+        monkeypatch.setattr(torch, "ones", pinned_ones)
+        monkeypatch.setattr(torch, "empty_like", lambda like, device: Card.Memory(self, empty_like(like), device))
+        monkeypatch.setattr(ceilings, "_COPY_BYTES", 1 << 12)
+        monkeypatch.setattr(ceilings, "_time", self._time)
+        monkeypatch.setattr(ceilings, "_release_pinned", self._release)
+
+    class Memory:
+        """Where a copy goes to."""
+
+        def __init__(self, card: Card, tensor: torch.Tensor, device: str) -> None:
+            assert device == "cuda"
+            self.card, self.tensor = card, tensor
+
+        def copy_(self, source: torch.Tensor, non_blocking: bool) -> None:
+            self.tensor.copy_(source)
+            self.card.copied.append((source.nbytes, non_blocking))
+
+    def _time(self, make: Callable[[], Callable[[], object]], policy: str, budget: TimingBudget, device: str) -> float:
+        if make is ceilings._host_copy:
+            if self.fails:
+                raise RuntimeError(self.fails)
+            make()()
+            self.timed["host_copy"] = (policy, budget)
+        return 5.0
+
+    def _release(self) -> None:
+        self.released += 1
+
+
+def test_copies_from_pinned_memory_are_measured_in_less_than_a_second_and_the_memory_is_given_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card(monkeypatch)
+    found = measure_ceilings("cuda", QUICK)
+    assert found.host_copy_gbs == pytest.approx((1 << 12) / 5e-3 / 1e9)
+    assert card.pinned == [1 << 12]
+    assert card.copied == [(1 << 12, True)]
+    policy, budget = card.timed["host_copy"]
+    assert policy == "warm_l2"
+    assert budget.warmup_seconds > 0
+    assert budget.min_samples > 3
+    assert budget.seconds + budget.warmup_seconds + budget.check_seconds < 0.5
+    assert card.released == 1
+    assert set(found.matmul_tflops) == {"fp16", "bf16", "tf32", "fp32", "int8"}
+
+
+def test_a_host_that_pins_nothing_is_named_and_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card(monkeypatch, fails="no pinned memory left")
+    found = measure_ceilings("cuda", QUICK)
+    assert found.host_copy_gbs is None
+    assert "no pinned memory left" in found.missing["host_copy"]
+    assert card.released == 1
+    assert found.read_gbs is not None
+
+
+def test_blocks_are_as_large_as_those_that_a_search_streams() -> None:
+    assert inspect.signature(search).parameters["block_bytes"].default == ceilings._COPY_BYTES
+
+
+@pytest.mark.parametrize("public", [True, False])
+def test_pinned_memory_is_released_once_copies_are_done(monkeypatch: pytest.MonkeyPatch, public: bool) -> None:
+    """By the name that the installed torch has for it."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: done.append("synchronize"))
+    if public:
+        monkeypatch.setattr(torch.accelerator, "empty_host_cache", lambda: done.append("public"), raising=False)
+    else:
+        monkeypatch.delattr(torch.accelerator, "empty_host_cache", raising=False)
+        monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: done.append("private"), raising=False)
+    ceilings._release_pinned()
+    assert done == ["synchronize", "public" if public else "private"]
 
 
 def test_what_a_short_launch_reads_is_measured_as_rows_are_in_less_than_a_second(
@@ -146,6 +260,8 @@ def test_a_card_reaches_much_of_its_data_sheet_and_never_more() -> None:
     assert found.read_gbs is not None
     assert found.launch_ms is not None
     assert 0.0005 < found.launch_ms < 0.02
+    assert found.host_copy_gbs is not None
+    assert 1 < found.host_copy_gbs < found.read_gbs
     sheet = peak_of(torch.cuda.get_device_name())
     if sheet is not None:
         assert 0.6 * sheet.gbs < found.read_gbs < 1.05 * sheet.gbs

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.measure.ceilings import Binding
 from maxsim_bench.record.row import MEASURED, Row
 
 MakeRow = Callable[..., Row]
@@ -24,6 +26,13 @@ def test_a_failed_row_holds_no_measurement(row: MakeRow, name: str) -> None:
     assert getattr(row(**{name: value}), name) == value
     with pytest.raises(ValueError, match=f"'oom' holds no measurement, but {name} is filled"):
         row(status="oom", **{name: value})
+
+
+def test_the_binding_ceiling_is_one_of_those_that_are_measured(row: MakeRow) -> None:
+    for name in get_args(Binding):
+        assert row(ceiling=name).ceiling == name
+    with pytest.raises(ValueError, match="ceiling"):
+        row(ceiling="disk")
 
 
 def test_a_failed_row_says_why(row: MakeRow) -> None:

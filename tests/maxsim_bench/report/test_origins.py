@@ -49,3 +49,11 @@ def test_an_environment_counts_the_rows_of_each_session(tmp_path: Path, made: An
         ("20", "1", "2" * 12),
     ]
     assert [s["reached"] for s in one["sessions"]] == ["read [GB/s] 4500", "not measured"]
+
+
+def test_a_session_tells_how_fast_copies_from_host_memory_were(tmp_path: Path, made: Any) -> None:
+    results = measured(made, tmp_path)
+    reached = {"read_gbs": 4500, "host_copy_gbs": 55.25}
+    results.environments["e"]["sessions"][0]["ceilings"] = reached
+    (one,) = [e for e in environments(results) if e["id"] == "e"]
+    assert one["sessions"][0]["reached"] == "read [GB/s] 4500, copy from host memory [GB/s] 55.25"
