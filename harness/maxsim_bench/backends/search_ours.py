@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Literal
 from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.fused import token_batches
 from maxsim_bench.backends.identity import source_hash
-from maxsim_bench.backends.int8_ours import INT8_PER_TOKEN
+from maxsim_bench.backends.int8_ours import INT8_PER_TOKEN, quantised_bytes
 from maxsim_bench.backends.tolerances import FP32_ACCUMULATE
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.estimate import DTYPE_BYTES
 
 if TYPE_CHECKING:
     import torch
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from maxsim.quantized import QuantizedTokens
 
 _BLOCK_DOCUMENTS = 4096
+_DEPTH = 10  # candidates a result that are scored again
 
 
 @dataclass(frozen=True)
@@ -33,11 +35,14 @@ class Search:
     Attributes:
         quantiser: of the corpus; None searches the embeddings as given.
         rescore: score the best k · 10 of the quantised scan again, exactly.
+        unit: matrix unit that the scan's products run on, for the ceiling of a row; None is that of the cell's dtype.
+            What rescoring multiplies on another is not counted.
     """
 
     name: str
     quantiser: str | None = None
     rescore: bool = False
+    unit: str | None = None
     exact: bool = True
     install: str | None = None
 
@@ -71,8 +76,25 @@ class Search:
             return lambda: search(q, d, k)
         corpus = _quantised(d, "token" if self.quantiser.endswith("token") else "document", q.device)
         if self.rescore:
-            return lambda: search(q, corpus, k, rescore=True, originals=d)
+            return lambda: search(q, corpus, k, rescore=True, originals=d, depth=_DEPTH)
         return lambda: search(q, corpus, k)
+
+    def document_bytes(self, cell: Cell, tokens: int, documents: int) -> float:
+        """Bytes of the corpus as scanned (embeddings, or codes and 4 for each fp32 scale) and of what is rescored.
+
+        Queries choose their candidates independently of each other, as random ones do, and a document that several
+        chose counts once.
+        """
+        assert cell.d is not None
+        assert cell.k is not None
+        embeddings = tokens * cell.d * DTYPE_BYTES[cell.dtype or "fp32"]
+        if self.quantiser is None:
+            return embeddings
+        codes = quantised_bytes(cell, tokens, 4 * (tokens if self.quantiser.endswith("token") else documents))
+        if not self.rescore:
+            return codes
+        chosen = min(1.0, cell.k * _DEPTH / documents)  # share of the corpus that is one query's candidates
+        return codes + embeddings * (1 - (1 - chosen) ** (cell.Nq or 1))
 
 
 def _quantised(d: TokenBatch, per: Literal["token", "document"], device: torch.device) -> QuantizedTokens:
@@ -100,6 +122,6 @@ def _quantised(d: TokenBatch, per: Literal["token", "document"], device: torch.d
 
 BACKENDS = [
     Search("search"),
-    Search("search_int8", quantiser="int8_per_token", exact=False),
-    Search("search_int8_rescored", quantiser="int8_per_token", rescore=True),
+    Search("search_int8", quantiser="int8_per_token", unit="int8", exact=False),
+    Search("search_int8_rescored", quantiser="int8_per_token", rescore=True, unit="int8"),
 ]

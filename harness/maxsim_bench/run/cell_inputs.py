@@ -87,6 +87,11 @@ def _packed_corpus(cell: Cell, device: str, set_index: int) -> Inputs:
     return Inputs(Q=queries.Q, D=rows, d_lengths=lengths, cu_seqlens=offsets)
 
 
+def documents_cross(inputs: Inputs, device: str) -> bool:
+    """Whether `device` is a GPU and the documents lie in host memory, so that they have to be copied to it."""
+    return device == "cuda" and inputs.D.device.type == "cpu"
+
+
 def resident_bytes(inputs: Inputs, device: str) -> int:
     """Bytes of the inputs on `device`."""
     return sum(t.nbytes for t in inputs.tensors() if t.device.type == device)

@@ -18,7 +18,7 @@ from maxsim_bench.measure.failures import describe, kind_of
 from maxsim_bench.measure.graphs import CaptureError
 from maxsim_bench.measure.nvml import Conditions, Sampler
 from maxsim_bench.measure.timer import Call, Timing, TimingFailure, time_callables
-from maxsim_bench.run.cell_inputs import draw_again, draw_inputs, resident_bytes
+from maxsim_bench.run.cell_inputs import documents_cross, draw_again, draw_inputs, resident_bytes
 from maxsim_bench.run.check import (
     DO_NOT_FIT,
     NoRoomError,
@@ -91,7 +91,10 @@ class CellMeasurement:
             self.resident = resident_bytes(inputs, self.device)
             self.elsewhere = self.input_bytes - self.resident
             lengths = None if inputs.d_lengths is None else inputs.d_lengths.flatten().tolist()
-            self.work = {name: work_served(self.cell, b, lengths) for name, b in self.backends.items()}
+            from_host = documents_cross(inputs, self.device)
+            self.work = {
+                name: work_served(self.cell, b, lengths, from_host=from_host) for name, b in self.backends.items()
+            }
             truths = truths_of(self.cell, inputs, self.reference, self.backends)
         except Exception as error:
             if self._kind(error) == "oom":

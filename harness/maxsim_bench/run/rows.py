@@ -121,6 +121,7 @@ def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> d
                 "starved_percent": round(timing.starved_percent, 1),
                 "timing_policy": timing.policy,
                 **_share_of_library(frame.work.get(backend), frame.ceilings, ms),
+                **_share_of_copy(frame.work.get(backend), frame.ceilings, ms),
                 **{name: figure for name, figure in outcome.figures.items() if name not in columns},
             }
         ),
@@ -147,7 +148,11 @@ def _rates(work: Work, ceilings: Ceilings | None, ms: float) -> dict[str, Any]:
         "tflops": work.flops / ms / 1e9,
         "achieved_gbs": work.bytes_min / ms / 1e6,
     }
-    near = None if ceilings is None else percent_of_ceiling(ms, work.flops, work.bytes_min, work.unit, ceilings)
+    near = (
+        None
+        if ceilings is None
+        else percent_of_ceiling(ms, work.flops, work.bytes_min, work.unit, ceilings, work.host_bytes)
+    )
     if near is not None:
         found["percent_of_ceiling"], found["ceiling"] = near
     return found
@@ -157,6 +162,16 @@ def _share_of_library(work: Work | None, ceilings: Ceilings | None, ms: float) -
     """`percent_of_matmul`: the rate beside the library's own product in the run, which a ceiling may exceed."""
     rate = None if work is None or ceilings is None else ceilings.all_measured.get(f"matmul_{work.unit}")
     return {"percent_of_matmul": round(100.0 * work.flops / ms / 1e9 / rate, 2)} if work is not None and rate else {}
+
+
+def _share_of_copy(work: Work | None, ceilings: Ceilings | None, ms: float) -> dict[str, float]:
+    """`percent_of_copy`: of the rate of copies from pinned host memory, for a call that needs them, whatever binds it.
+
+    Without it a row tells that the session did not measure that rate, or that nothing had to be copied.
+    """
+    if work is None or ceilings is None or not work.host_bytes or not ceilings.host_copy_gbs:
+        return {}
+    return {"percent_of_copy": round(100.0 * work.host_bytes / ms / 1e6 / ceilings.host_copy_gbs, 2)}
 
 
 def speedup(baseline: Timing, other: Timing) -> Interval | None:

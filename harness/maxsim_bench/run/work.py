@@ -28,12 +28,14 @@ class Work:
         bytes_min: every input element read once and every result written once.
         pairs: query-document pairs scored.
         unit: matrix unit that serves the operands: "fp16", "bf16", "tf32", "fp32" or "int8".
+        host_bytes: of `bytes_min`, those that have to cross from host memory to the device; 0 where nothing lies there.
     """
 
     flops: float
     bytes_min: float
     pairs: int
     unit: str
+    host_bytes: float = 0.0
 
 
 def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
@@ -86,28 +88,34 @@ def _two_stages(cell: Cell, d_lengths: Sequence[int] | None) -> Work:
     return replace(rerank, flops=rerank.flops + first.flops, bytes_min=rerank.bytes_min + first.bytes_min)
 
 
-def work_served(cell: Cell, backend: Backend, d_lengths: Sequence[int] | None = None) -> Work:
+def work_served(
+    cell: Cell, backend: Backend, d_lengths: Sequence[int] | None = None, *, from_host: bool = False
+) -> Work:
     """The cell's work as this backend does it: a quantised one reads fewer bytes and multiplies on another unit.
 
     A backend may say so by `unit` (None: that of the cell's dtype) and `document_bytes(cell, tokens, documents)`; one
     that does a piece of the operator, by `piece_work(cell, tokens, documents)`: its operations and bytes.
+
+    `from_host`: the documents lie in host memory, and a GPU scores. What the backend reads of them has to be copied,
+    pinned or not: a buffer on the way changes how fast that goes, not how much there is. Offsets are left out.
     """
     work = work_of(cell, d_lengths)
     unit = getattr(backend, "unit", None)
     bytes_of = getattr(backend, "document_bytes", None)
     piece_of = getattr(backend, "piece_work", None)
-    if bytes_of is None and piece_of is None:
-        return work if unit is None else replace(work, unit=unit)
     documents = _known(cell, "B") * (_known(cell, "Nq") if cell.pairing == "candidates" else 1)
     tokens = documents * _known(cell, "Ld") if d_lengths is None else sum(int(n) for n in d_lengths)
     if piece_of is not None:
         flops, bytes_min = piece_of(cell, tokens, documents)
         return replace(work, flops=flops, bytes_min=bytes_min)
-    assert bytes_of is not None
     as_given = tokens * _known(cell, "d") * (DTYPE_BYTES[cell.dtype or "fp32"] if cell.quantiser is None else _CODE)
-    work = replace(work, bytes_min=work.bytes_min - as_given + bytes_of(cell, tokens, documents))
-    # a quantiser is what the documents went through: who leaves the query as given multiplies on the unit of its dtype
-    return replace(work, unit=unit or unit_of(cell.model_copy(update={"quantiser": None})))
+    held = as_given if bytes_of is None else bytes_of(cell, tokens, documents)
+    if bytes_of is not None:
+        # a quantiser is what documents went through: who leaves the query as given multiplies on the unit of its dtype
+        unit = unit or unit_of(cell.model_copy(update={"quantiser": None}))
+    return replace(
+        work, bytes_min=work.bytes_min - as_given + held, unit=unit or work.unit, host_bytes=float(held * from_host)
+    )
 
 
 def unit_of(cell: Cell) -> str:

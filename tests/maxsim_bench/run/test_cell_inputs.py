@@ -5,14 +5,23 @@ from __future__ import annotations
 import pytest
 import torch
 
+from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.lengths import draw_lengths
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.run.cell_inputs import draw_again, draw_inputs, fill_corpus, resident_bytes
+from maxsim_bench.run.cell_inputs import documents_cross, draw_again, draw_inputs, fill_corpus, resident_bytes
 
 CELL = Cell(
     experiment="t", gpu="h200", op="search", Nq=3, B=9000, Lq=5, Ld=60, d=24, dtype="fp16", layout="packed", k=4,
     pairing="all", length_distribution="cranfield",
 )  # fmt: skip
+
+
+def test_documents_cross_where_a_gpu_scores_what_lies_in_host_memory() -> None:
+    """A device that is not the host's, as "meta" is, stands for the GPU."""
+    host, there = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, device="meta")
+    assert documents_cross(Inputs(Q=there, D=host), "cuda")
+    assert not documents_cross(Inputs(Q=there, D=there), "cuda")
+    assert not documents_cross(Inputs(Q=host, D=host), "cpu")
 
 
 @pytest.mark.gpu

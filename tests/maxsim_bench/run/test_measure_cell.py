@@ -78,6 +78,17 @@ def test_honest_backends_get_times_and_paired_speedups(measure: Measure) -> None
     assert json.loads(two.extra or "")["timing_policy"] == "host"
 
 
+@pytest.mark.parametrize("crosses", [True, False])
+def test_a_cell_whose_documents_cross_is_judged_by_the_copy(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch, crosses: bool
+) -> None:
+    monkeypatch.setattr("maxsim_bench.run.measure_cell.documents_cross", lambda inputs, device: crosses)
+    (row,) = measure("honest", ceilings=SLOW_MACHINE | {"host_copy_gbs": 1e-3}).rows
+    assert row.status == "ok", row.error
+    assert (row.ceiling == "copy") == crosses
+    assert ("percent_of_copy" in json.loads(row.extra or "")) == crosses
+
+
 def test_samples_are_kept_raw_with_their_order(measure: Measure) -> None:
     result = measure("honest", "honest_too")
     assert set(result.samples) == {row.key for row in result.rows}

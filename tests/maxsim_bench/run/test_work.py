@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +102,45 @@ def test_what_a_peer_quantised_is_charged_as_it_reads_it() -> None:
     assert len({work.flops for work in charged.values()}) == 1
     asked = cell.model_copy(update={"quantiser": "int8_per_token"})
     assert all(work_served(asked, registry.get(name)) == work for name, work in charged.items())
+
+
+SEARCH = Cell(
+    experiment="t", gpu="h200", op="search", k=2, Nq=3, B=100, Lq=4, Ld=30, d=16, dtype="fp16", layout="dense",
+)  # fmt: skip
+
+
+def test_a_search_copies_the_corpus_as_its_backend_holds_it() -> None:
+    """Embeddings; codes and a scale a token; and with rescoring what 3 queries choose of 100 documents, 20 each."""
+    codes = 100 * 30 * (16 + 4)
+    candidates = 100 * 30 * 16 * 2 * (1 - 0.8**3)
+    held = {"search": 100 * 30 * 16 * 2, "search_int8": codes, "search_int8_rescored": codes + candidates}
+    rest = 3 * 4 * 16 * 2 + 3 * 2 * 12  # the queries as given, the results
+    for name, expected in held.items():
+        streamed = work_served(SEARCH, registry.get(name), from_host=True)
+        assert streamed.host_bytes == pytest.approx(expected), name
+        assert streamed.bytes_min == pytest.approx(rest + expected), name
+        assert streamed.flops == work_of(SEARCH).flops
+    assert work_served(SEARCH, registry.get("search"), from_host=True).unit == "fp16"
+    assert work_served(SEARCH, registry.get("search_int8"), from_host=True).unit == "int8"
+
+
+def test_a_search_that_rescores_everything_copies_every_document_once() -> None:
+    few = SEARCH.model_copy(update={"B": 20, "k": 5})
+    backend = registry.get("search_int8_rescored")
+    assert work_served(few, backend, from_host=True).host_bytes == 20 * 30 * (16 + 4) + 20 * 30 * 16 * 2
+
+
+def test_only_real_tokens_are_copied() -> None:
+    packed = SEARCH.model_copy(update={"B": 3, "layout": "packed"})
+    assert work_served(packed, registry.get("search"), [1, 0, 30], from_host=True).host_bytes == 31 * 16 * 2
+
+
+@pytest.mark.parametrize("name", ["search", "search_int8", "search_int8_rescored"])
+def test_what_lies_on_the_device_is_not_copied(name: str) -> None:
+    there = work_served(SEARCH, registry.get(name))
+    assert there.host_bytes == 0
+    assert there == replace(work_served(SEARCH, registry.get(name), from_host=True), host_bytes=0.0)
+    assert work_of(SEARCH).host_bytes == 0
 
 
 def test_every_backend_of_a_quantiser_says_what_its_documents_take() -> None:
