@@ -34,6 +34,38 @@ def test_every_metric_has_a_table_and_a_figure_over_each_axis_that_varies(made: 
     assert "forward/latency-over-Nq" not in names
 
 
+def searched(made: Any, B: int, ceiling: str, extra: str) -> Row:
+    at = made.cell("search_scaling", op="search", k=10, B=B, timing_policy="host")
+    row: Row = made.modelled(at, "fused").model_copy(update={"backend": "search", "ceiling": ceiling, "extra": extra})
+    return row
+
+
+def test_a_search_says_whether_copies_from_host_memory_are_among_its_ceilings(made: Any) -> None:
+    """A row with `percent_of_copy` is of a session that measured them, whichever ceiling binds; others are not."""
+    before = [searched(made, B, "memory", '{"exact_topk": 1.0}') for B in (10, 100)]
+    after = [searched(made, 1000, "copy", '{"percent_of_copy": 97.0}')]
+    after += [searched(made, 2000, "compute", '{"percent_of_copy": 40.0}')]
+    told = {}
+    for name, rows in {"before": before, "after": after, "both": before + after}.items():
+        shown = found(made.results(rows))
+        told[name] = shown["search_scaling/ceiling"].caption
+        assert told[name].split(" In %.")[0] in shown["search_scaling/ceiling-over-B"].caption
+    copies, partly = "the read bandwidth or the rate of copies from pinned host memory", "Of the first two alone"
+    assert "how fast copies from there are was not measured" in told["before"]
+    assert copies not in told["before"]
+    assert copies in told["after"]
+    assert partly not in told["after"]
+    assert copies in told["both"]
+    assert partly in told["both"]
+
+
+def test_what_has_nothing_to_copy_is_of_products_and_reads(made: Any, forward_rows: list[Row]) -> None:
+    assert "copies" not in found(made.results(forward_rows))["forward/ceiling"].caption
+    searches = [searched(made, B, "memory", "{}") for B in (10, 100)]
+    here = [row.model_copy(update={"cell": row.cell.model_copy(update={"gpu": "cpu"})}) for row in searches]
+    assert "copies" not in found(made.results(here))["search_scaling/ceiling"].caption
+
+
 def test_running_out_of_memory_is_a_point_with_a_mark_never_a_gap(made: Any, forward_rows: list[Row]) -> None:
     data = found(made.results(forward_rows))["forward/latency-over-B"].data
     failed = data[(data["backend"] == "eager") & (data["x"] == 100_000) & (data["panel"].str.contains("Lq = 1024"))]

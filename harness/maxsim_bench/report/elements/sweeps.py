@@ -29,6 +29,16 @@ CAPTIONS = {
     "speedup": "Median of paired ratios over {baseline}, with its 95 % interval; above 1 is faster.",
     "ceiling": "Of the matrix-product rate or the read bandwidth measured in the same session, whichever binds.",
 }
+# The same of searches whose corpus lies in host memory, where their sessions measured copies from there, and where not.
+WITH_COPIES = (
+    "Of the matrix-product rate, the read bandwidth or the rate of copies from pinned host memory measured in the same "
+    "session, whichever binds."
+)
+WITHOUT_COPIES = (
+    "Of the matrix-product rate or the read bandwidth measured in the same session, whichever binds; the corpus comes "
+    "from host memory, and how fast copies from there are was not measured in it."
+)
+PARTLY = " Of the first two alone, where a session did not measure the third."
 UNIT_LINES = {"speedup": 1.0, "ceiling": 100.0}
 BARS = {"latency": " Bars span the 20th to the 80th percentile."}
 MARKS = " Marks at the upper edge: no number, and why."
@@ -91,8 +101,21 @@ def _cells(rows: pd.DataFrame, metric: names.Metric) -> pd.Series:
 
 
 def _caption(key: str, rows: pd.DataFrame) -> str:
+    if key == "ceiling":
+        return _ceilings(rows)
     baselines = sorted(set(rows["speedup_baseline"].dropna()))
     return CAPTIONS[key].format(baseline=" or ".join(names.backend(b) for b in baselines))
+
+
+def _ceilings(rows: pd.DataFrame) -> str:
+    """Which rates the shares are of."""
+    streamed = rows[(rows["op"] == "search") & (rows["device"] != "cpu") & rows["percent_of_ceiling"].notna()]
+    if streamed.empty:
+        return CAPTIONS["ceiling"]
+    beside = streamed["extra"].fillna("").str.contains('"percent_of_copy"', regex=False)
+    if not beside.any():
+        return WITHOUT_COPIES
+    return WITH_COPIES if beside.all() else WITH_COPIES + PARTLY
 
 
 @element
