@@ -20,7 +20,8 @@ are compared round by round, where their rounds were kept; everything else is a 
 
 A row without a number is a miss, and NaN the worst of all numbers. Two kinds of rows are none: one whose backend does
 not support the cell, and one whose inputs alone exceed the memory of the card or the cell's cap, where its experiment
-allows that status. The latter are counted.
+allows that status. The latter are counted. A row that succeeded but lacks the metric is not spoken of: its session did
+not measure that. Where nothing is left the goal is not measured, and `measuring` has the command.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from typing import Annotated, Any, get_args
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from maxsim_bench.declare.estimate import capacity, input_bytes, pairs
-from maxsim_bench.declare.experiment import Experiment, matches
+from maxsim_bench.declare.experiment import Experiment, ProfileName, matches
 from maxsim_bench.declare.load import condition_mistakes, suggest
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
@@ -49,8 +50,11 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
 _BOUND = re.compile(r"(>=|<=|>|<)\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)")
-# Experiments that a command measures and no file declares.
-_COMMANDS = ("gradient_audit_float64", "training_capacity", "training_curve", "training_parity")
+# Experiments that a command measures and no file declares, with its module.
+_COMMANDS = {
+    "gradient_audit_float64": "gradient_audit", "training_capacity": "training_capacity",
+    "training_curve": "training_curve", "training_parity": "parity",
+}  # fmt: skip
 _LESS_IS_BETTER = ("latency", "bytes", "err", "joules")
 
 
@@ -76,6 +80,11 @@ def _ideal_ms(row: Row) -> float | None:
     return row.latency_ms * row.percent_of_ceiling / 100
 
 
+def _where_copy_binds(row: Row) -> float | None:
+    """Percent of the rate of copies from host memory; None where that does not bind, or was not measured beside it."""
+    return row.percent_of_ceiling if row.ceiling == "copy" else None
+
+
 def _extra(key: str) -> Callable[[Row], float | None]:
     """A number that one experiment alone reports, from the row's `extra`."""
     import json
@@ -92,6 +101,7 @@ DERIVED: dict[str, Callable[[Row], float | None]] = {
     "bytes_beyond_scores": _beyond_scores,
     "bytes_per_token_pair": _per_token_pair,
     "ideal_ms": _ideal_ms,
+    "percent_where_copy_binds": _where_copy_binds,
 }
 
 
@@ -237,6 +247,7 @@ class Assessed:
         at: the row that is worst.
         missed: the rows that miss the bound, the worst first.
         unfit: rows left out because their inputs alone do not fit, as their experiment allows.
+        unspoken: rows that succeeded but lack the metric, as those measured before it was.
         low, high: 95 % interval of `worst`, where that is a ratio of paired rounds; else None.
     """
 
@@ -251,6 +262,7 @@ class Assessed:
     high: float | None = None
     missed: tuple[Row, ...] = ()
     unfit: int = 0
+    unspoken: int = 0
 
     @property
     def verdict(self) -> str:
@@ -349,8 +361,9 @@ def _assess(goal: Goal, rows: Sequence[Row], pairs: Pairs, experiments: Mapping[
     valued = [value for row in asked if (value := _value(goal, row, rows, pairs)) is not None]
     unfit = sum(_does_not_fit(row, experiments) for row in asked)
     failed = sum(row.status not in ("ok", "skipped") and not _does_not_fit(row, experiments) for row in asked)
+    unspoken = sum(row.status == "ok" and metric_of(row, goal.metric) is None for row in mine)
     if not valued:
-        return Assessed(goal, None, None, 0, 0, failed, None, unfit=unfit)
+        return Assessed(goal, None, None, 0, 0, failed, None, unfit=unfit, unspoken=unspoken)
     sign = -1.0 if goal.wants_more else 1.0
     valued.sort(key=lambda value: (math.isnan(value.number), sign * value.number))
     missed = tuple(value.row for value in reversed(valued) if not goal.meets(value.number))
@@ -358,8 +371,37 @@ def _assess(goal: Goal, rows: Sequence[Row], pairs: Pairs, experiments: Mapping[
     low, high = (None, None) if worst.effect is None else (worst.effect.low, worst.effect.high)
     return Assessed(
         goal, worst.number, best.number, len(valued), len(valued) - len(missed), failed, worst.row,
-        low=low, high=high, missed=missed, unfit=unfit,
+        low=low, high=high, missed=missed, unfit=unfit, unspoken=unspoken,
     )  # fmt: skip
+
+
+def measuring(one: Assessed, experiments: Mapping[str, Experiment]) -> str:
+    """The commands that would measure what a goal speaks of, on its card; empty where no grid declares it.
+
+    Cells whose rows are there without the metric are measured again, with all of their backends: times of one cell are
+    taken in turn. The smallest profile that has such a cell is named.
+    """
+    found = []
+    for name in one.goal.rows.experiment:
+        again = " --force" if one.unspoken else ""
+        if name in _COMMANDS:
+            found.append(f"python -m maxsim_bench.{_COMMANDS[name]}")
+        elif name in experiments and experiments[name].op == "fidelity":
+            found.append(f"maxsim-bench fidelity --profile full{again}")
+        elif name in experiments:
+            profiles: tuple[ProfileName, ...] = ("paper", "full")
+            smallest = next((p for p in profiles if _declares(experiments[name], p, one.goal)), None)
+            found += [f"maxsim-bench run {name} --profile {smallest}{again}"] if smallest else []
+    return "; ".join(found)
+
+
+def _declares(experiment: Experiment, profile: ProfileName, goal: Goal) -> bool:
+    """Whether a grid has a cell that the goal speaks of, with one of its backends."""
+    return any(
+        matches(goal.when, planned.cell) and not set(planned.backends).isdisjoint(goal.rows.backend)
+        for card in goal.rows.gpu
+        for planned in experiment.plan(card, profile).planned
+    )
 
 
 def _does_not_fit(row: Row, experiments: Mapping[str, Experiment]) -> bool:

@@ -11,7 +11,7 @@ from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.declare.load import load_directory
 from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report.elements.goals import goal_tables
-from maxsim_bench.report.goals import Goal, Goals, assess, read_goals
+from maxsim_bench.report.goals import Goal, Goals, assess, measuring, read_goals
 from maxsim_bench.report.load import ReportError, load
 
 ROOT = Path(__file__).parents[3]
@@ -147,6 +147,86 @@ def test_memory_beyond_the_scores_counts_partial_sums(made: Any) -> None:
 def test_numbers_of_one_experiment_alone_are_read_from_extra(made: Any) -> None:
     row = made.modelled(made.cell(), "fused").model_copy(update={"extra": '{"launches": 3}'})
     assert assess([goal(metric="extra.launches", bound="<= 3")], made.results([row]))[0].verdict == "met"
+
+
+def searched(made: Any, ceiling: str, percent: float, **axes: Any) -> Any:
+    """A row of `search` whose binding ceiling is named."""
+    usual = {"op": "search", "k": 10, "timing_policy": "host", **axes}
+    row = made.modelled(made.cell("search_scaling", **usual), "fused")
+    return row.model_copy(update={"backend": "search", "ceiling": ceiling, "percent_of_ceiling": percent})
+
+
+def declared(name: str, key: str) -> Goal:
+    """A goal of the committed files."""
+    (file,) = [one for one in read_goals(ROOT / "experiments" / "goals") if one.name == name]
+    (found,) = [one for one in file.goals if one.id == key]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("percents", "verdict", "met"), [((97.0, 90.0), "met", 2), ((97.0, 89.9), "missed", 1), ((), "not measured", 0)]
+)
+def test_a_search_is_judged_by_the_copy_only_where_that_was_measured_and_binds(
+    made: Any, percents: tuple[float, ...], verdict: str, met: int
+) -> None:
+    """A row of before, 1 % "of the read bandwidth", is neither a hit nor a miss; nor is one that products bind."""
+    rows = [searched(made, "memory", 1.2, B=10), searched(made, "memory", 99.0, B=20)]
+    rows += [searched(made, "compute", 30.0, B=30, Nq=1024)]
+    rows += [searched(made, "copy", percent, B=100 + n) for n, percent in enumerate(percents)]
+    (one,) = assess([declared("forward", "search-copy")], made.results(rows))
+    assert (one.verdict, one.rows, one.met, one.failed, one.unspoken) == (verdict, len(percents), met, 0, 3)
+    assert one.worst == (min(percents) if percents else None)
+
+
+def test_a_goal_that_is_not_measured_has_the_command_that_measures_it(made: Any) -> None:
+    """Where rows are there, but lack the metric, they have to be measured again."""
+    experiments = load_directory(ROOT / "experiments")
+    goals = [Goals(title="t", name="x", goals=(declared("forward", "search-copy"),))]
+
+    def told(*rows: Any) -> tuple[str, str]:
+        frame = next(goal_tables(made.results(rows), goals, experiments)).frame
+        return frame["verdict"][0], frame["binds"][0]
+
+    run = "maxsim-bench run search_scaling --profile paper"
+    assert told() == ("not measured", run)
+    assert told(searched(made, "memory", 1.2)) == ("not measured", f"{run} --force")
+    assert told(searched(made, "memory", 1.2), searched(made, "copy", 97.0, B=5)) == ("met", "")
+
+
+@pytest.mark.parametrize(
+    ("experiment", "backend", "when", "command"),
+    [
+        ("memory_scaling", "fused", {}, "maxsim-bench run memory_scaling --profile paper"),
+        ("search_scaling", "search", {"B": 208_000}, "maxsim-bench run search_scaling --profile full"),
+        ("search_scaling", "search", {"B": 7}, ""),
+        ("search_scaling", "eager", {}, ""),
+        ("fidelity", "fused", {}, "maxsim-bench fidelity --profile full"),
+        ("training_parity", "fused", {}, "python -m maxsim_bench.parity"),
+    ],
+)
+def test_the_command_is_of_the_smallest_profile_that_has_the_cell(
+    made: Any, experiment: str, backend: str, when: dict[str, int], command: str
+) -> None:
+    asked = goal(rows={"experiment": experiment, "backend": backend, "gpu": "h200"}, when=when)
+    (one,) = assess([asked], made.results([]))
+    assert measuring(one, load_directory(ROOT / "experiments")) == command
+
+
+def test_every_declared_goal_that_is_not_measured_names_a_command(made: Any) -> None:
+    experiments = load_directory(ROOT / "experiments")
+    for table in goal_tables(made.results([]), read_goals(ROOT / "experiments" / "goals", experiments), experiments):
+        assert table.frame["binds"].str.startswith(("maxsim-bench ", "python -m maxsim_bench.")).all(), table.name
+
+
+@pytest.mark.parametrize(("largest", "verdict"), [(1.0, "met"), (1.09, "met"), (1.11, "missed"), (2.0, "missed")])
+def test_memory_of_a_search_is_flat_if_it_grows_by_a_tenth_at_most(made: Any, largest: float, verdict: str) -> None:
+    sizes = {6500: 0.5, 26_000: 1.0, 104_000: largest}
+    rows = [
+        searched(made, "memory", 1.2, B=B).model_copy(update={"peak_extra_bytes": round(529e6 * share)})
+        for B, share in sizes.items()
+    ]
+    (one,) = assess([declared("forward", "search-memory")], made.results(rows))
+    assert (one.verdict, one.rows) == (verdict, 1)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pandas as pd
 from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
-from maxsim_bench.report.goals import Assessed, Goals, assess
+from maxsim_bench.report.goals import Assessed, Goals, assess, measuring
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import Column, Table, shown
 
@@ -27,7 +27,7 @@ def goal_tables(
     """A table for each file of goals; `experiments` say which failures are allowed."""
     for one in declared:
         assessed = assess(one.goals, results, experiments)
-        frame = pd.DataFrame([_line(entry) for entry in assessed])
+        frame = pd.DataFrame([_line(entry, experiments or {}) for entry in assessed])
         columns = [
             Column("goal", "goal", right=False),
             Column("bound", "bound"),
@@ -39,7 +39,7 @@ def goal_tables(
             Column("at", "worst at", right=False),
             Column("missed", "all that miss it, worst first", right=False),
             Column("peers", "peers when it was set", right=False),
-            Column("binds", "what binds", right=False),
+            Column("binds", "what binds, or what measures it", right=False),
         ]
         named = {name for goal in one.goals for name in goal.rows.experiment}
         sources = sorted(set(results.frame.loc[results.frame["experiment"].isin(named), "source"]))
@@ -51,8 +51,9 @@ def goal_tables(
         yield Table(f"goals/{one.name}", one.title, columns, frame, tuple(sources), caption)
 
 
-def _line(entry: Assessed) -> dict[str, Any]:
+def _line(entry: Assessed, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
     goal, at = entry.goal, entry.at
+    beside = {"missed": goal.binds, "not measured": measuring(entry, experiments)}
     counted = [f"{entry.met} of {entry.rows}"] if entry.rows else []
     counted += [f"{entry.failed} failed"] if entry.failed else []
     counted += [f"{entry.unfit} left out: the inputs do not fit"] if entry.unfit else []
@@ -67,7 +68,7 @@ def _line(entry: Assessed) -> dict[str, Any]:
         "at": "" if at is None else _place(at.cell.model_dump()),
         "missed": _missed(entry.missed),
         "peers": goal.peers,
-        "binds": goal.binds if entry.verdict == "missed" else "",
+        "binds": beside.get(entry.verdict, ""),
     }
 
 
