@@ -36,7 +36,7 @@ WITH_COPIES = (
 )
 WITHOUT_COPIES = (
     "Of the matrix-product rate or the read bandwidth measured in the same session, whichever binds; the corpus comes "
-    "from host memory, and how fast copies from there are was not measured in it."
+    "from host memory, and how fast copies from there are was not measured then."
 )
 PARTLY = " Of the first two alone, where a session did not measure the third."
 UNIT_LINES = {"speedup": 1.0, "ceiling": 100.0}
