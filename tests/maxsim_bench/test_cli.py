@@ -179,6 +179,26 @@ def test_run_measures_resumes_and_forces(invoke: Invoke) -> None:
     assert len(Store("results/local/tiny.csv").rows()) == 3
 
 
+def test_forcing_some_of_the_backends_of_a_cell_tells_which_ratios_will_be_missing(invoke: Invoke) -> None:
+    """They took turns with rows that are replaced; nothing is told where all are measured, or nothing is replaced."""
+    Store("results/local/tiny.csv").append(
+        [
+            tiny_row(backend=backend, backend_version="v", cell=Cell.model_validate(planned["cell"]))
+            for planned in json.loads(invoke("plan", "tiny", "--gpu", "cpu", "--json").output)[0]["planned"]
+            for backend in planned["backends"]
+        ]
+    )
+    told = [
+        invoke("run", "tiny", "--force", *options).stderr.splitlines()
+        for options in (["--where", "B=1", "--backend", "eager"], ["--where", "B=1"], ["--where", "B=2"])
+    ]
+    assert told[0][0] == (
+        "tiny: eager will be measured again without reference, which took turns with the rows that this replaces: "
+        "ratios between the two will be missing (1 of the cells)"
+    )
+    assert not any("will be missing" in line for lines in (told[0][1:], *told[1:]) for line in lines)
+
+
 def test_a_failed_row_that_is_not_allowed_gives_exit_code_1_and_its_reason(invoke: Invoke) -> None:
     """A finished failure is found again, not measured again, and still counts."""
     from maxsim_bench.backends.registry import get
