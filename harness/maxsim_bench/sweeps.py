@@ -124,7 +124,7 @@ def sweep(request: Request) -> Swept:
 def _parted(
     rows: Iterable[Row], cells: Iterable[tuple[Cell, Iterable[str]]]
 ) -> tuple[list[str], list[str], int] | None:
-    """Backends measured again, those of timed rows of the same cells that are not, and how many cells; None: no such."""
+    """Backends measured again, those of timed rows of the same cells that are not, and the number of cells; or None."""
     timed: dict[str, set[str]] = {}
     for row in rows:
         if row.latency_ms is not None:
