@@ -224,6 +224,24 @@ def test_a_second_set_of_inputs_leaves_room_for_the_largest_call(
     assert measuring._count_sets() == sets
 
 
+@pytest.mark.parametrize(("corpus", "sets"), [(1 << 30, 2), (8 << 30, 1)])
+def test_a_corpus_that_no_cache_holds_is_not_made_a_second_time(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, corpus: int, sets: int
+) -> None:
+    import measured_backends
+
+    from maxsim_bench.run import measure_cell
+
+    monkeypatch.setattr(measure_cell.memory, "available_bytes", lambda *_: 1 << 40)
+    monkeypatch.setattr(measure_cell, "l2_bytes", lambda: 50 << 20)
+    hello = Hello("cuda", "card", "h200", {}, "environment")
+    request = CellRequest(make_cell(op="search", k=3), ("honest",), {"honest": "1"}, "honest", budget=QUICK)
+    measuring = measure_cell.CellMeasurement(request, hello, measured_backends.get, lambda _: None)
+    measuring.resident, measuring.elsewhere = 1 << 20, corpus
+    measuring.input_bytes = measuring.resident + corpus
+    assert measuring._count_sets() == sets
+
+
 def test_five_bad_cells(make_cell: Callable[..., Cell]) -> None:
     """Out of memory, a segmentation fault, a hang, a kill, and one that works: statuses as told, one has numbers."""
     names = ("out_of_memory", "segfault", "hangs", "killed", "honest")
