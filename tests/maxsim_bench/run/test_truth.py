@@ -106,6 +106,8 @@ def test_a_corpus_is_scored_in_stretches_that_copy_nothing_where_it_lies(
     torch.testing.assert_close(found.scores, Reference().prepare(forward, whole)(), rtol=1e-6, atol=0)
     assert len(seen) > 3
     assert all((part.D.data_ptr() in lies) != elsewhere for part in seen)
+    lengths = [part.d_lengths for part in seen if part.d_lengths is not None]
+    assert (whole.d_lengths is None and not lengths) or torch.equal(torch.cat(lengths), cast("Any", whole.d_lengths))
 
 
 @pytest.mark.gpu
