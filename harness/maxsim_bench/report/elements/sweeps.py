@@ -67,7 +67,7 @@ def comparable(key: str, rows: pd.DataFrame) -> pd.DataFrame:
 def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
     """The table of one metric."""
     metric = names.METRICS[key]
-    axes = varying(rows)
+    axes = [*varying(rows), *varying(rows, ("seed",))]  # one seed is no setting, of several each is a line
     rows = rows.assign(shown=_cells(rows, metric))
     backends = in_order(rows["backend"], list(style.LOOKS))
     index = ["device", *axes, "cell_hash"]
