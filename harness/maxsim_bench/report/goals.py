@@ -49,8 +49,6 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
 _BOUND = re.compile(r"(>=|<=|>|<)\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)")
-# Experiments that a command measures and no file declares.
-_COMMANDS = ("gradient_audit_float64", "training_capacity", "training_curve", "training_parity")
 _LESS_IS_BETTER = ("latency", "bytes", "err", "joules")
 
 
@@ -306,7 +304,7 @@ def _unknown(goals: Sequence[Goal], experiments: Mapping[str, Experiment] | None
             yield f"{goal.id}: id: stands twice in the file. Give every goal its own."
     if not experiments:
         return
-    known = {*experiments, *_COMMANDS}
+    known = {*experiments, *names.COMMANDS}
     backends = {*names.BACKENDS, *(b for e in experiments.values() for b in e.backends)}
     for goal in goals:
         for name in goal.rows.experiment:
