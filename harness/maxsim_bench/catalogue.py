@@ -74,13 +74,15 @@ def catalogue(what: str, folder: Path) -> dict[str, str]:
 
 
 def catalogue_lines(found: dict[str, dict[str, str]]) -> list[str]:
-    """The lists as text, each under its heading where there are several."""
+    """The lists as text, each under a heading that says what stands beside the names."""
+    from maxsim_bench.doctor import VERSIONS
+
+    beside = {"experiments": "what each measures", "backends": VERSIONS, "datasets": "where each comes from"}
     lines = []
     for kind, entries in found.items():
         width = max((len(name) for name in entries), default=0) + 2
-        indent = "  " if len(found) > 1 else ""
-        lines += [kind] if indent else []
-        lines += [f"{indent}{name:<{width}}{told}" for name, told in entries.items()]
+        lines.append(f"{kind} ({beside[kind]})")
+        lines += [f"  {name:<{width}}{told}" for name, told in entries.items()]
     return lines
 
 

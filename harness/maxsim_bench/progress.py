@@ -73,6 +73,13 @@ class SweepProgress:
         """A line, before the first cell, for a constraint that leaves nothing out: a sweep may take hours."""
         self._line(f"{self._name}, a constraint that {IDLE}: {why}")
 
+    def parting(self, again: list[str], left: list[str], cells: int) -> None:
+        """A line, before the first cell, for rows whose ratios a forced sweep of a part of the backends takes away."""
+        self._line(
+            f"{self._name}: {', '.join(again)} will be measured again without {', '.join(left)}, which took turns with "
+            f"the rows that this replaces: ratios between the two will be missing ({cells} of the cells)"
+        )
+
     def _line(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -5,6 +5,7 @@ Orchestration beside `cli.py`. May import every room; each step imports what it 
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +20,8 @@ from maxsim_bench.reporting import Places
 from maxsim_bench.sweeps import Request, sweep, sweep_lines
 
 # Seconds and bytes on two cores without a GPU, for the announcement: the interpreter's check, encoding and ranking of
-# 1 000 docstrings, and the report; token embeddings are 384 fp32 numbers each, rows and figures a few megabytes.
+# 1 000 docstrings (of each collection), and the report; token embeddings are 384 fp32 numbers each, rows and figures a
+# few megabytes.
 CHECK_SECONDS, FIDELITY_SECONDS, REPORT_SECONDS = 30.0, 120.0, 60.0
 FIDELITY_BYTES, REPORT_BYTES = 300e6, 50e6
 CURVE_BYTES = 1e6  # every loss of a training run, as text
@@ -44,13 +46,15 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
     """What to do on this machine, in order: grids, the interpreter's check where there is no GPU, rankings, report.
 
     With a GPU the full grids run, without one the smoke grid. `element` keeps what answers one element of the paper (or
-    one experiment, by name). Raises `DeclarationError` for an element that nothing answers.
+    one experiment, by name): what names it, else what its claims are judged by, as those of an abstract are by the rows
+    of other elements. Raises `DeclarationError` for an element that nothing answers.
     """
     declared = experiments(places.experiments)
-    curves = element in (None, training_curve.EXPERIMENT, training_curve.ELEMENT)
+    curves = True
     if element is not None:
-        _check(element, declared, places)
-        declared = [e for e in declared if element in (e.name, *e.elements)]
+        judges = _judges(element, declared, places)
+        declared = [e for e in declared if e.name in judges]
+        curves = training_curve.EXPERIMENT in judges
     profile: ProfileName = "full" if machine.device == "cuda" else "smoke"
     found: list[Step] = []
     for experiment in declared:
@@ -64,17 +68,38 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
     return found
 
 
-def _check(element: str, declared: list[Experiment], places: Places) -> None:
-    """Raise `DeclarationError` for an element that no experiment answers, with the reason where one is recorded."""
-    known = [e.name for e in declared] + [e for d in declared for e in d.elements]
-    known += [training_curve.EXPERIMENT, training_curve.ELEMENT]
-    if element in known:
-        return
-    about = tomllib.loads((places.experiments / "paper" / "elements.toml").read_text("utf-8")).get(element, {})
+def _judges(element: str, declared: list[Experiment], places: Places) -> set[str]:
+    """Names of the experiments that answer an element; `DeclarationError` where none does, with the reason."""
+    named = {e.name for e in declared if element in (e.name, *e.elements)}
+    if element in (training_curve.EXPERIMENT, training_curve.ELEMENT):
+        named.add(training_curve.EXPERIMENT)
+    if named:
+        return named
+    elements = tomllib.loads((places.experiments / "paper" / "elements.toml").read_text("utf-8"))
+    if element not in elements:
+        known = {e for d in declared for e in (d.name, *d.elements)} | elements.keys() | {training_curve.EXPERIMENT}
+        raise DeclarationError([f"--element {element}: nothing answers it. {suggest(element, sorted(known))}"])
+    about = elements[element]
     if "missing" in about:
         command = f" What comes nearest: `{about['command']}`." if "command" in about else ""
         raise DeclarationError([f"--element {element}: not measured, because {about['missing']}.{command}"])
-    raise DeclarationError([f"--element {element}: nothing answers it. {suggest(element, sorted(set(known)))}"])
+    return _judging(element, places)
+
+
+def _judging(element: str, places: Places) -> set[str]:
+    """Names of the experiments whose rows the claims of an element are judged by."""
+    from maxsim_bench.report.claims import read_paper
+    from maxsim_bench.report.claims.match import answering
+
+    paper = read_paper(places.experiments / "paper")
+    claims = [c for c in paper.claims if c.paper_element == element and not c.superseded]
+    measured = [c for c in claims if paper.tolerances[c.metric].name != "arithmetic"]
+    found = {name for c in measured for rule, _ in answering(c, paper) for name in rule.rows}
+    if not found:
+        why = "its numbers follow from sizes alone" if claims else "its authors replaced every number of it"
+        command = shlex.join(["maxsim-bench", "claims", "--element", element])
+        raise DeclarationError([f"--element {element}: nothing is measured for it: {why}. See `{command}`."])
+    return found
 
 
 def _grid(experiment: Experiment, machine: Machine, profile: ProfileName, places: Places) -> Step | None:
@@ -120,8 +145,9 @@ def _rankings(experiment: Experiment, machine: Machine, profile: ProfileName, pl
         return not done.failed
 
     named = dict.fromkeys(f"{p.cell.dataset}" for p in plan.planned)
+    collections = len({(p.cell.dataset, p.cell.split, p.cell.encoder) for p in plan.planned})  # each is encoded
     title = f"nDCG@10 on real text ({', '.join(named)}): {plan.measurements} rankings"
-    return Step(title, len(named) * FIDELITY_SECONDS, len(named) * FIDELITY_BYTES, run)
+    return Step(title, collections * FIDELITY_SECONDS, collections * FIDELITY_BYTES, run)
 
 
 def _curves(machine: Machine, places: Places) -> Step:

@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from maxsim_bench.catalogue import experiments, known_backends
+from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.declare.experiment import DeclarationError, Experiment, ProfileName
 from maxsim_bench.declare.load import suggest
@@ -109,6 +110,8 @@ def sweep(request: Request) -> Swept:
         with SweepProgress(experiment.name, [cell for cell, _ in cells]) as progress:
             for why in plan.idle:
                 progress.idle(why)
+            if r.force and (parted := _parted(store.rows(), cells)):
+                progress.parting(*parted)
             summary = run_sweep(
                 experiment.under(r.profile), cells, store, options, progress.cell, waiting=progress.waiting
             )
@@ -116,6 +119,23 @@ def sweep(request: Request) -> Swept:
         done.resumed += summary.resumed
         done.failed += summary.failed
     return done
+
+
+def _parted(
+    rows: Iterable[Row], cells: Iterable[tuple[Cell, Iterable[str]]]
+) -> tuple[list[str], list[str], int] | None:
+    """Backends measured again, those of timed rows of the same cells that are not, and the number of cells; or None."""
+    timed: dict[str, set[str]] = {}
+    for row in rows:
+        if row.latency_ms is not None:
+            timed.setdefault(row.cell.hash(), set()).add(row.backend)
+    found = [(timed.get(cell.hash(), set()), set(names)) for cell, names in cells]
+    found = [(have, names) for have, names in found if have & names and have - names]
+    if not found:
+        return None
+    again = sorted(set[str]().union(*(have & names for have, names in found)))
+    left = sorted(set[str]().union(*(have - names for have, names in found)))
+    return again, left, len(found)
 
 
 def nothing(names: Iterable[str], gpu: str, profile: ProfileName, filters: Iterable[str]) -> str:

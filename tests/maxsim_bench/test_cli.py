@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,7 +17,7 @@ from click.testing import CliRunner, Result
 from maxsim_bench.cli import main
 from maxsim_bench.cli_page import page
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.doctor import Diagnosis, diagnosis_lines
+from maxsim_bench.doctor import EXTRAS, Diagnosis, diagnosis_lines, why_not
 from maxsim_bench.measure.ceilings import Ceilings
 from maxsim_bench.record.environments import add_environments
 from maxsim_bench.record.row import Row
@@ -181,6 +184,26 @@ def test_run_measures_resumes_and_forces(invoke: Invoke) -> None:
     assert len(Store("results/local/tiny.csv").rows()) == 3
 
 
+def test_forcing_some_of_the_backends_of_a_cell_tells_which_ratios_will_be_missing(invoke: Invoke) -> None:
+    """They took turns with rows that are replaced; nothing is told where all are measured, or nothing is replaced."""
+    Store("results/local/tiny.csv").append(
+        [
+            tiny_row(backend=backend, backend_version="v", cell=Cell.model_validate(planned["cell"]))
+            for planned in json.loads(invoke("plan", "tiny", "--gpu", "cpu", "--json").output)[0]["planned"]
+            for backend in planned["backends"]
+        ]
+    )
+    told = [
+        invoke("run", "tiny", "--force", *options).stderr.splitlines()
+        for options in (["--where", "B=1", "--backend", "eager"], ["--where", "B=1"], ["--where", "B=2"])
+    ]
+    assert told[0][0] == (
+        "tiny: eager will be measured again without reference, which took turns with the rows that this replaces: "
+        "ratios between the two will be missing (1 of the cells)"
+    )
+    assert not any("will be missing" in line for lines in (told[0][1:], *told[1:]) for line in lines)
+
+
 def test_a_failed_row_that_is_not_allowed_gives_exit_code_1_and_its_reason(invoke: Invoke) -> None:
     """A finished failure is found again, not measured again, and still counts."""
     from maxsim_bench.backends.registry import get
@@ -236,7 +259,7 @@ def test_merge_says_what_it_added_and_refuses_contradictions(invoke: Invoke) -> 
 
 
 def test_list_names_experiments_with_titles(invoke: Invoke) -> None:
-    assert invoke("list", "experiments").output == "tiny  A tiny grid\n"
+    assert invoke("list", "experiments").output == "experiments (what each measures)\n  tiny  A tiny grid\n"
     assert json.loads(invoke("list", "experiments", "--json").output) == {"tiny": "A tiny grid"}
 
 
@@ -256,7 +279,8 @@ def test_doctor_names_device_backends_and_what_is_missing(invoke: Invoke, monkey
     assert done.exit_code == 0
     lines = done.output.splitlines()
     headings = [line for line in lines if not line.startswith(" ")]
-    assert headings == ["device and libraries", "backends", "data sets", "missing, and how to get it"]
+    backends = "backends (version, or the hash of the sources it runs)"
+    assert headings == ["device and libraries", backends, "data sets", "missing, and how to get it"]
     assert any(re.fullmatch(r"  eager +[0-9a-f]{12}", line) for line in lines)
     assert any("export MAXSIM_BENCH_DATA=FOLDER" in line for line in lines)
     found = json.loads(invoke("doctor", "--no-ceilings", "--json").output)
@@ -270,6 +294,31 @@ def test_doctor_tells_the_rate_of_copies_where_there_is_a_device_to_copy_to() ->
     assert "  copy from host memory     55.2 GB/s (pinned)" in diagnosis_lines(found)
     processor = Ceilings("cpu", {}, 20.0, None, 0.001, {"read": "read_copy"}).to_record()
     assert "copy from" not in "\n".join(diagnosis_lines(found.model_copy(update={"ceilings": processor})))
+
+
+def test_doctor_s_install_lines_add_an_extra_that_there_is_to_this_environment(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bare `pip` is often another environment's."""
+    monkeypatch.setattr("maxsim_bench.doctor.find_spec", lambda _: None)
+    missing = json.loads(invoke("doctor", "--no-ceilings", "--json").output)["missing"]
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    for module, (_, extra) in EXTRAS.items():
+        assert missing[module].endswith(f": {shlex.quote(sys.executable)} -m pip install 'maxsim-bench[{extra}]'")
+        distributions = [re.split(r"[><=; ]", told)[0].replace("-", "_") for told in declared[extra]]
+        assert module in distributions
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_a_backend_measures_is_no_reason_why_it_is_not_here(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not one that another device would give, too, unless something is to be installed."""
+    from maxsim_bench.backends.registry import backends
+
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    told = {name: reason for name, one in backends().items() if (reason := why_not(one, device)) is not None}
+    assert {"train_fused", "search", "ddp_sharded", "full_step_eager", "pipeline_fused"} & told.keys() == set()
+    words = ("NVIDIA", "GPU kernels", "on a processor", "not installed")
+    assert [f"{name}: {reason}" for name, reason in told.items() if not any(w in reason for w in words)] == []
 
 
 def test_an_exception_that_is_not_ours_is_not_hidden(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +402,11 @@ def test_evaluate_refuses_a_run_that_holds_no_number(invoke: Invoke) -> None:
 
 def test_list_without_an_argument_shows_all_three_under_headings(invoke: Invoke) -> None:
     lines = invoke("list").output.splitlines()
-    assert [line for line in lines if not line.startswith(" ")] == ["experiments", "backends", "datasets"]
+    assert [line for line in lines if not line.startswith(" ")] == [
+        "experiments (what each measures)",
+        "backends (version, or the hash of the sources it runs)",
+        "datasets (where each comes from)",
+    ]
     assert lines[1] == "  tiny  A tiny grid"
     assert set(json.loads(invoke("list", "--json").output)) == {"experiments", "backends", "datasets"}
 

@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from maxsim_bench import reproduce as reproduce_module
+from maxsim_bench.backends import registry
+from maxsim_bench.catalogue import experiments
 from maxsim_bench.cli import main
 from maxsim_bench.declare.experiment import DeclarationError
+from maxsim_bench.declare.load import load
 from maxsim_bench.machine import Machine
 from maxsim_bench.record.store import Store
 from maxsim_bench.reporting import Places
-from maxsim_bench.reproduce import Step, announcement, reproduce, steps
+from maxsim_bench.reproduce import FIDELITY_SECONDS, Step, announcement, reproduce, steps
 from maxsim_bench.training_curve import PROFILES, Curve
 
 ROOT = Path(__file__).parents[2]
 PLACES = Places(ROOT / "experiments", ROOT / "results", ROOT / "figures", ROOT / "README.md")
 CPU = Machine("cpu", "cpu", "a processor", 8 * 10**9, 2)
 H200 = Machine("cuda", "h200", "NVIDIA H200", 150 * 10**9, 16)
+
+
+@pytest.fixture(scope="module")
+def on_a_card() -> list[Step]:
+    """The whole plan on an H200, expanded once for all tests here."""
+    return steps(H200, PLACES)
 
 
 def test_without_a_gpu_the_smoke_grid_the_interpreter_rankings_and_the_report_take_under_ten_minutes() -> None:
@@ -32,8 +44,8 @@ def test_without_a_gpu_the_smoke_grid_the_interpreter_rankings_and_the_report_ta
     assert sum(step.seconds for step in planned) < 600
 
 
-def test_with_a_gpu_the_full_grids_run_and_nothing_is_interpreted() -> None:
-    titles = [step.title for step in steps(H200, PLACES)]
+def test_with_a_gpu_the_full_grids_run_and_nothing_is_interpreted(on_a_card: list[Step]) -> None:
+    titles = [step.title for step in on_a_card]
     assert any(title.startswith("forward (full): ") for title in titles)
     assert not any("interpreter" in title for title in titles)
     assert titles[-1] == "tables, figures, verdicts and the page"
@@ -48,6 +60,10 @@ def test_with_a_gpu_the_full_grids_run_and_nothing_is_interpreted() -> None:
         ("fig:training_parity", ["training_curve (paper): 3 training runs"]),
         ("training_curve", ["training_curve (paper): 3 training runs"]),
         ("tab:beir_ndcg", ["nDCG@10 on real text (apidocs, scifact, "]),
+        (
+            "abstract (v2)",  # what no experiment names and other elements' rows judge
+            ["nDCG@10 on real text ", "forward ", "frontier_chunked ", "memory_audit ", "training_step "],
+        ),
     ],
 )
 def test_an_element_keeps_what_answers_it_and_the_report(element: str, begin: list[str]) -> None:
@@ -75,6 +91,48 @@ def test_the_loss_curves_are_trained_small_without_a_gpu_into_this_machines_own_
 def test_an_element_that_nothing_answers_is_refused_with_a_suggestion() -> None:
     with pytest.raises(DeclarationError, match=r"--element tab:fdw: nothing answers it\. Did you mean .tab:fwd.\?"):
         steps(H200, PLACES, "tab:fdw")
+
+
+def test_every_element_of_the_paper_is_planned_for_or_says_why_not(on_a_card: list[Step]) -> None:
+    """On a card: by experiments that the plan without an element has, all of them."""
+    whole = " ".join(step.title for step in on_a_card)
+    declared = experiments(PLACES.experiments)
+    rankings = next(e for e in declared if e.op == "fidelity")  # its step is named otherwise, and is there
+    assert "nDCG@10 on real text" in whole
+    elements = tomllib.loads((PLACES.experiments / "paper" / "elements.toml").read_text("utf-8"))
+    planned, refused = {}, {}
+    for element in elements:
+        try:
+            planned[element] = reproduce_module._judges(element, declared, PLACES) - {rankings.name}
+        except DeclarationError as error:
+            refused[element] = str(error)
+    assert [name for name in set().union(*planned.values()) if f"{name} (" not in whole] == []
+    assert [e for e, names in planned.items() if not names and e not in rankings.elements] == []
+    missing = {element for element, about in elements.items() if about.get("missing")} - planned.keys()
+    assert {element for element, told in refused.items() if "not measured, because " in told} == missing
+    why = re.compile(r"not measured, because |numbers follow from sizes alone|authors replaced every number of it")
+    assert [told for told in refused.values() if not why.search(told)] == []
+
+
+@pytest.mark.parametrize(
+    ("element", "told"),
+    [
+        ("sec:background", "its numbers follow from sizes alone. See `maxsim-bench claims --element sec:background`."),
+        ("tab:train (v1)", "its authors replaced every number of it. See `maxsim-bench claims --element 'tab:train "),
+    ],
+)
+def test_an_element_without_anything_to_measure_is_refused_with_what_shows_it(element: str, told: str) -> None:
+    with pytest.raises(DeclarationError, match=re.escape(f"--element {element}: nothing is measured for it: {told}")):
+        steps(H200, PLACES, element)
+
+
+def test_rankings_are_announced_by_the_collections_that_are_encoded(on_a_card: list[Step]) -> None:
+    """Four levels of one data set are four, and so is one data set under four encoders."""
+    rankings = next(step for step in on_a_card if step.title.startswith("nDCG@10 on real text"))
+    grid = load(ROOT / "experiments" / "fidelity.toml", registry.backends()).plan("h200", "full").planned
+    collections = {(p.cell.dataset, p.cell.split, p.cell.encoder) for p in grid}
+    assert len(collections) > len({p.cell.dataset for p in grid})
+    assert rankings.seconds == len(collections) * FIDELITY_SECONDS
 
 
 def test_an_element_that_cannot_be_measured_is_refused_with_its_reason() -> None:

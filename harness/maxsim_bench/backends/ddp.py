@@ -88,23 +88,15 @@ class Ddp:
         from maxsim_bench.backends.ddp_ranks import ranks_for
 
         tau = float(variant_of(cell, "tau", "1"))
-        world = world_of(cell)
-        if world > 1:
-            return ranks_for(world, inputs.Q.device.type).prepare(self.name, tau, inputs.Q, inputs.D)
+        if cell.ranks > 1:
+            return ranks_for(cell.ranks, inputs.Q.device.type).prepare(self.name, tau, inputs.Q, inputs.D)
         Q, D = inputs.Q.clone(), inputs.D.clone()
         return lambda: STEPS[self.name](Q, D, Place(0, 1, tau))
 
 
-def world_of(cell: Cell) -> int:
-    """Ranks of a cell: B / Nq."""
-    assert cell.B
-    assert cell.Nq
-    return cell.B // cell.Nq
-
-
 def _no_room(cell: Cell, device: str) -> str | None:
-    world = world_of(cell)
-    if not cell.Nq or world * cell.Nq != cell.B:
+    world = cell.ranks
+    if not world or not cell.Nq or world * cell.Nq != cell.B:
         return f"{cell.B} documents cannot be dealt out to ranks of {cell.Nq} queries each"
     if device == "cuda":
         import torch
@@ -123,8 +115,7 @@ def reference_rank_0(cell: Cell, inputs: Inputs) -> Callable[[], object]:
     from maxsim_bench.backends.ddp_ranks import rank_queries
     from maxsim_bench.backends.training_reference import reference_step
 
-    world = world_of(cell)
-    everyone = torch.cat([rank_queries(inputs.Q, rank) for rank in range(world)])
+    everyone = torch.cat([rank_queries(inputs.Q, rank) for rank in range(cell.ranks)])
     tau = variant_of(cell, "tau", "1")
     whole = cell.model_copy(update={"Nq": cell.B, "variant": f"loss=cross_entropy;tau={tau}"})
     run: Callable[[], Any] = reference_step(whole, replace(inputs, Q=everyone))

@@ -71,6 +71,13 @@ class Cell(BaseModel):
     timing_policy: TimingPolicy | None = None
     variant: str | None = None
 
+    @property
+    def ranks(self) -> int:
+        """Processes, one a GPU of one host, that compute it together: B / Nq under variant over=ranks, else 1."""
+        if "over=ranks" not in (self.variant or "").split(";"):
+            return 1
+        return (self.B or 0) // (self.Nq or 1)
+
     def hash(self) -> str:
         """Sixteen hex digits of SHA-256 over every axis that is not None, so a new unused axis moves no identity."""
         text = json.dumps(self.model_dump(exclude_none=True), sort_keys=True, separators=(",", ":"))

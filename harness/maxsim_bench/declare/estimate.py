@@ -107,11 +107,12 @@ def call_seconds(cell: Cell) -> float:
 
 
 def plan_seconds(plan: Plan, timing: Timing) -> float:
-    """Seconds to measure a plan: for every backend of every cell its set-up, overhead and samples."""
+    """Seconds to measure a plan: for every backend of every cell its set-up, overhead and samples, or its timeout."""
     total = 0.0
     for planned in plan.planned:
         call = call_seconds(planned.cell)
         samples = max(timing.min_samples * call, min(timing.seconds, timing.max_samples * call))
         for backend in planned.backends:
-            total += timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + 5 * call + samples
+            needed = timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + 5 * call + samples
+            total += min(needed, timing.timeout_s)
     return total

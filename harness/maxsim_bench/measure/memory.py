@@ -10,10 +10,13 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 # Bytes a library may keep after its first call without being a leak: a semaphore array, a scratch counter. cuBLAS
 # workspaces are larger but can be dropped, and pools of CUDA graphs are known by size; neither is in here.
 LEAK_ALLOWANCE = 1 << 20
+
+_CONTROL_GROUP = Path("/sys/fs/cgroup")  # a container sees its own here
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,8 @@ def cap(limit_bytes: int | None, device: str) -> Iterator[None]:
 def available_bytes(device: str, limit_bytes: int | None = None) -> int:
     """Bytes that can still be allocated: free on the card plus cached by the allocator, or free main memory.
 
+    Main memory is that of the machine or what a container's limit leaves, whichever is less.
+
     Args:
         device: "cuda" or "cpu".
         limit_bytes: of an active `cap`.
@@ -149,13 +154,32 @@ def available_bytes(device: str, limit_bytes: int | None = None) -> int:
     if device != "cuda":
         import psutil
 
-        return int(psutil.virtual_memory().available)
+        free_here, left = int(psutil.virtual_memory().available), _left_of_limit()
+        return free_here if left is None else min(free_here, left)
     import torch
 
     free, _ = torch.cuda.mem_get_info()
     held = torch.cuda.memory_allocated()
     here = int(free + torch.cuda.memory_reserved() - held)
     return here if limit_bytes is None else min(here, limit_bytes - held)
+
+
+def _left_of_limit() -> int | None:
+    """Bytes until the memory limit of this container's control group (version 2); None where there is none.
+
+    Pages of files count as used there, though the system drops them when memory is asked for: they are added back.
+    """
+    try:
+        limit = (_CONTROL_GROUP / "memory.max").read_text("ascii").strip()
+        used = int((_CONTROL_GROUP / "memory.current").read_text("ascii"))
+        lines = (_CONTROL_GROUP / "memory.stat").read_text("ascii").splitlines()
+    except FileNotFoundError:  # no container, another system, or control groups of version 1
+        return None
+    if limit == "max":
+        return None
+    counts = dict(line.split() for line in lines)
+    dropped = int(counts["inactive_file"]) + int(counts["active_file"])
+    return max(int(limit) - used + dropped, 0)
 
 
 def probe(device: str) -> None:

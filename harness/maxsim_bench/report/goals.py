@@ -50,8 +50,8 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
 _BOUND = re.compile(r"(>=|<=|>|<)\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)")
-# Experiments that a command measures and no file declares, with its module.
-_COMMANDS = {
+# The module behind each of `names.COMMANDS`.
+_MODULES = {
     "gradient_audit_float64": "gradient_audit", "training_capacity": "training_capacity",
     "training_curve": "training_curve", "training_parity": "parity",
 }  # fmt: skip
@@ -318,7 +318,7 @@ def _unknown(goals: Sequence[Goal], experiments: Mapping[str, Experiment] | None
             yield f"{goal.id}: id: stands twice in the file. Give every goal its own."
     if not experiments:
         return
-    known = {*experiments, *_COMMANDS}
+    known = {*experiments, *names.COMMANDS}
     backends = {*names.BACKENDS, *(b for e in experiments.values() for b in e.backends)}
     for goal in goals:
         for name in goal.rows.experiment:
@@ -384,8 +384,8 @@ def measuring(one: Assessed, experiments: Mapping[str, Experiment]) -> str:
     found = []
     for name in one.goal.rows.experiment:
         again = " --force" if one.unspoken else ""
-        if name in _COMMANDS:
-            found.append(f"python -m maxsim_bench.{_COMMANDS[name]}")
+        if name in _MODULES:
+            found.append(f"python -m maxsim_bench.{_MODULES[name]}")
         elif name in experiments and experiments[name].op == "fidelity":
             found.append(f"maxsim-bench fidelity --profile full{again}")
         elif name in experiments:

@@ -39,8 +39,9 @@ class Results:
     """Rows of one or more results folders.
 
     Attributes:
-        frame: one line a row: the columns of `Row.columns()`, `device` (key of the card it was measured for) and
-            `source` (CSV, relative to its root). Numbers are float64, what was not measured is NaN.
+        frame: one line a row: the columns of `Row.columns()`, `device` (key of the card it was measured for), `gpus`
+            (how many of them; NaN on a processor) and `source` (CSV, relative to its root). Numbers are float64, what
+            was not measured is NaN.
         rows: the same rows as objects, in the order of the frame.
         paths: source → file.
         environments: environment id → what was captured.
@@ -186,6 +187,7 @@ def results_of(
     numeric = [name for name in columns if _numeric(name)]
     frame[numeric] = frame[numeric].astype("float64")
     frame["scores_bytes"] = 4.0 * pair_count(frame)
+    frame["gpus"] = [float("nan") if row.cell.gpu == "cpu" else float(row.cell.ranks) for row, _ in pairs]
     return Results(frame, tuple(row for row, _ in pairs), paths, environments or {})
 
 

@@ -175,7 +175,7 @@ def _elements(verdicts: Ledger) -> list[dict[str, Any]]:
 
 
 def coverage(results: Results, declared: Declared) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Titles of the experiments; and for each declared card how many cells have a row and how to measure the rest."""
+    """Titles of what was measured; and for each declared card how many cells have a row and how to measure the rest."""
     experiments = declared.experiments
     measured = set(results.frame["cell_hash"])
     cards = sorted(set(results.frame["device"]))
@@ -195,4 +195,4 @@ def coverage(results: Results, declared: Declared) -> tuple[dict[str, str], list
                         "command": command,
                     }
                 )
-    return {name: e.title for name, e in experiments.items()}, lines
+    return names.COMMANDS | {name: e.title for name, e in experiments.items()}, lines

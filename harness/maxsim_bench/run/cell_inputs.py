@@ -15,12 +15,15 @@ from maxsim_bench.backends.inputs import make_inputs, unit_vectors
 from maxsim_bench.backends.lengths import draw_lengths
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import VARIANT, axis_of
+from maxsim_bench.measure import memory
+from maxsim_bench.run.staging import Staging
 
 if TYPE_CHECKING:
     import torch
 
 _BLOCK_DOCUMENTS = 4096
 _BLOCKS_A_SET = 1 << 20  # more blocks than any corpus has, so that no two sets share a seed
+_HOST_SHARE = 0.95  # of the free host memory for a corpus: its page tables and the buffers of copies need some too
 
 
 def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
@@ -29,6 +32,10 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
     For op "search" on a GPU the queries lie there and the corpus in pinned host memory (a dense one under variant
     `host=pageable` is not pinned): documents are drawn on the GPU block by block, for a processor takes minutes for
     what a card draws in seconds.
+
+    Raises:
+        MemoryError: for a dense corpus that host memory has no room for. The system grants memory that it has not got
+            and ends processes once it is touched: this one, or the whole container.
     """
     if cell.op != "search" or device != "cuda":
         return make_inputs(cell, device, set_index)
@@ -42,6 +49,8 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
     assert cell.B is not None
     queries = make_inputs(cell.model_copy(update={"B": 1}), device, set_index)
     pinned = axis_of(cell, VARIANT + "host") != "pageable"
+    nbytes = cell.B * queries.D.nbytes
+    _expect_room(1 << (nbytes - 1).bit_length() if pinned else nbytes)  # torch pins powers of two
     corpus = torch.empty((cell.B, *queries.D.shape[1:]), dtype=queries.D.dtype, pin_memory=pinned)
     fill_corpus(corpus, cell, device, set_index)
     return Inputs(Q=queries.Q, D=corpus)
@@ -50,7 +59,9 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
 def draw_again(used: Inputs, cell: Cell, device: str, set_index: int) -> Inputs | None:
     """Set `set_index` at the addresses of another, for a dense corpus in host memory; None for all else.
 
-    What `draw_inputs` gives, without a second corpus beside the first and the copy of one onto the other.
+    What `draw_inputs` gives, without a second corpus beside the first and the copy of one onto the other. Every
+    document is drawn anew, so that nothing that was worked out from the old ones is of any use; pages that are there
+    are written several times as fast as new ones.
     """
     if cell.op != "search" or device != "cuda" or cell.layout not in (None, "dense"):
         return None
@@ -61,10 +72,22 @@ def draw_again(used: Inputs, cell: Cell, device: str, set_index: int) -> Inputs 
 
 def fill_corpus(corpus: torch.Tensor, cell: Cell, device: str, set_index: int) -> None:
     """Overwrite a corpus [B, Ld, d] in host memory with the documents of a set, drawn on `device` block by block."""
+    staging = None if corpus.is_pinned() else Staging(device)  # the card reaches pinned memory by itself
     for number, start in enumerate(range(0, len(corpus), _BLOCK_DOCUMENTS)):
         count = min(_BLOCK_DOCUMENTS, len(corpus) - start)
         block = make_inputs(cell.model_copy(update={"B": count}), device, (set_index + 1) * _BLOCKS_A_SET + number)
-        corpus[start : start + count].copy_(block.D)
+        place = corpus[start : start + count]
+        if staging is None:
+            place.copy_(block.D)
+        else:
+            staging.to_host(place, block.D)
+
+
+def _expect_room(nbytes: int) -> None:
+    """Raises MemoryError if so many bytes for a corpus are more than host memory has free."""
+    free = memory.available_bytes("cpu")
+    if nbytes > _HOST_SHARE * free:
+        raise MemoryError(f"the corpus takes {nbytes / 1e9:.1f} GB of host memory, where {free / 1e9:.1f} GB are free")
 
 
 def _packed_corpus(cell: Cell, device: str, set_index: int) -> Inputs:

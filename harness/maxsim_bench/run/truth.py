@@ -17,6 +17,7 @@ from maxsim_bench.measure import agreement
 from maxsim_bench.measure.errors import Errors, compare, distances, dot, norm_of_difference
 from maxsim_bench.run.check import ResultError, Truth, Verdict, draw, results, select
 from maxsim_bench.run.floor_truth import NothingTruth, SumsTruth
+from maxsim_bench.run.staging import Staging
 from maxsim_bench.run.work import work_of
 
 if TYPE_CHECKING:
@@ -170,12 +171,12 @@ class SearchTruth:
         forward = cell.model_copy(update={"op": "forward", "k": None})
         documents = documents_of(cell, inputs)
         step = max(1, _SEARCH_BLOCK_BYTES // max(1, inputs.D.nbytes // max(1, documents)))
+        move = _mover(inputs)
         parts = []
         for start in range(0, documents, step):
-            block = range(start, min(start + step, documents))
-            part = select(forward, inputs, list(block))
-            here = _together(part)
-            parts += results(reference.prepare(resized(forward, len(block)), here)())
+            stop = min(start + step, documents)
+            here = move(_stretch(inputs, start, stop))
+            parts += results(reference.prepare(resized(forward, stop - start), here)())
         self.scores = torch.cat(parts, dim=1)
         self.best = self.scores.topk(min(cell.k, documents), dim=1).values
         self.like = [self.best]
@@ -230,12 +231,39 @@ def named_documents(
     return got, ids
 
 
-def _together(inputs: Inputs) -> Inputs:
-    """Inputs with the documents on the device of the queries."""
+def _stretch(inputs: Inputs, first: int, last: int) -> Inputs:
+    """Documents first..last-1 for all queries, over the same memory: a corpus is not copied to be read once."""
+    if inputs.cu_seqlens is not None:
+        starts = inputs.cu_seqlens[first : last + 1]
+        low, high = starts[[0, -1]].tolist()
+        return replace(inputs, D=inputs.D[low:high], d_lengths=starts.diff().int(), cu_seqlens=starts - low)
+    d_lengths = None if inputs.d_lengths is None else inputs.d_lengths[first:last]
+    return replace(inputs, D=inputs.D[first:last], d_lengths=d_lengths)
+
+
+def _mover(inputs: Inputs) -> Callable[[Inputs], Inputs]:
+    """A function that puts the documents of a stretch of these inputs on the device of their queries."""
     device = inputs.Q.device
-    lengths = None if inputs.d_lengths is None else inputs.d_lengths.to(device)
-    offsets = None if inputs.cu_seqlens is None else inputs.cu_seqlens.to(device)
-    return replace(inputs, D=inputs.D.to(device), d_lengths=lengths, cu_seqlens=offsets)
+    if inputs.D.device == device:
+        return lambda part: part
+    # The card reaches pinned memory by itself.
+    return _onto(device, None if inputs.D.is_pinned() else Staging(device.type))
+
+
+def _onto(device: torch.device, staging: Staging | None) -> Callable[[Inputs], Inputs]:
+    """A function that copies the documents of inputs to `device`, through buffers where some are given."""
+    import torch
+
+    def moved(part: Inputs) -> Inputs:
+        lengths = None if part.d_lengths is None else part.d_lengths.to(device)
+        offsets = None if part.cu_seqlens is None else part.cu_seqlens.to(device)
+        if staging is None:
+            return replace(part, D=part.D.to(device), d_lengths=lengths, cu_seqlens=offsets)
+        D = torch.empty_like(part.D, device=device)
+        staging.to_device(D, part.D)
+        return replace(part, D=D, d_lengths=lengths, cu_seqlens=offsets)
+
+    return moved
 
 
 def told_error(errors: Errors, tolerance: float) -> str:

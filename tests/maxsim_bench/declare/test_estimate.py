@@ -17,7 +17,9 @@ from maxsim_bench.declare.estimate import (
     known_gpus,
     mean_length,
     pairs,
+    plan_seconds,
 )
+from maxsim_bench.declare.experiment import Plan, Planned, Timing
 
 
 def cell(**changes: Any) -> Cell:
@@ -68,3 +70,14 @@ def test_more_work_takes_longer_on_every_known_card() -> None:
 )
 def test_a_card_is_known_by_name_and_memory_or_named_after_itself(name: str, memory: float, key: str) -> None:
     assert gpu_key(name, int(memory)) == key
+
+
+def test_a_plan_counts_no_backend_for_longer_than_it_may_take() -> None:
+    """Set-up, overhead, five calls and the samples, which are at least so many; past its timeout it is given up."""
+    small, large = cell(), cell(op="training_step", Nq=65536, B=65536, Lq=1024, Ld=1024, d=128)
+    timing = Timing(seconds=2.0, min_samples=5, max_samples=10**6, timeout_s=100.0, setup_seconds={"b": 7.0})
+    plan = Plan(planned=[Planned(cell=small, backends=("a", "b"))], left_out=[])
+    assert plan_seconds(plan, timing) == pytest.approx(2 * (0.5 + 2.0) + 7.0, rel=1e-3)
+    assert call_seconds(large) > 100
+    plan = Plan(planned=[Planned(cell=large, backends=("a", "b"))], left_out=[])
+    assert plan_seconds(plan, timing) == 200

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -32,6 +34,24 @@ def test_a_processor_that_computes_passes_the_probe() -> None:
 
 def test_main_memory_that_is_free_is_known() -> None:
     assert memory.available_bytes("cpu") > MIB
+
+
+@pytest.mark.parametrize(("limit", "left"), [("3000000", 1_500_000), ("1000", 0), ("max", None)])
+def test_main_memory_ends_at_the_limit_of_the_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, left: int | None
+) -> None:
+    """2 MB are used, half a megabyte of it by pages of files that the system drops when asked for memory."""
+    monkeypatch.setattr(memory, "_CONTROL_GROUP", tmp_path / "none")
+    without = memory.available_bytes("cpu")
+    monkeypatch.setattr(memory, "_CONTROL_GROUP", tmp_path)
+    for name, text in (
+        ("max", limit), ("current", "2000000"), ("stat", "anon 1\ninactive_file 300000\nactive_file 200000\n"),
+    ):  # fmt: skip
+        (tmp_path / f"memory.{name}").write_text(text, "ascii")
+    if left is None:
+        assert memory.available_bytes("cpu") > without // 2
+    else:
+        assert memory.available_bytes("cpu") == left
 
 
 @pytest.mark.gpu

@@ -437,6 +437,35 @@ def test_what_is_missing_is_told_with_the_command_that_measures_it(paper: Paper,
     assert (beyond.why.endswith("beyond the profile paper"), "--profile full" in beyond.command) == (True, True)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "told"), [(1, ""), (2, "needs 2 GPUs of one host: "), (4, "needs 4 GPUs of one host: ")]
+)
+@pytest.mark.parametrize("measured_on", [1, 2])
+def test_a_claim_that_takes_more_gpus_than_any_row_here_says_so_first(
+    paper: Paper, made: Any, ranks: int, told: str, measured_on: int
+) -> None:
+    """A profile is no reason where the machine is the first thing that lacks."""
+    at = made.cell(
+        "ddp", op="training_step", Nq=128, B=128 * measured_on, Lq=32, Ld=180, timing_policy="host",
+        variant="over=ranks;tau=0.02",
+    )  # fmt: skip
+    processes = at.model_copy(update={"gpu": "cpu", "B": 1024})
+    failed = at.model_copy(update={"B": 512})
+    rows = [
+        made.modelled(at, "fused").model_copy(update={"backend": "ddp_tiled"}),
+        Row(cell=failed, backend="ddp_tiled", backend_version="1", gpu="NVIDIA H200", status="error", error="no GPU"),
+    ]
+    rows += [rows[0].model_copy(update={"cell": processes})]
+    one = claim(
+        paper_element="tab:ddp", experiment="ddp", backend="ddp_fm_tiled", Nq=16384, B=16384 * ranks, Lq=32, Ld=180,
+        variant=f"world={ranks}",
+    )  # fmt: skip
+    missing = verdict(one, paper, made.results(rows))
+    first = told if ranks > measured_on else ""
+    assert missing.why == f"{first}ddp_flash_tiled is declared for it in ddp, beyond the profile paper"
+    assert f"--where Nq=16384 --where B={16384 * ranks}" in missing.command
+
+
 def test_every_claim_without_a_number_has_a_reason_and_every_command_measures_something(
     paper: Paper, made: Any
 ) -> None:

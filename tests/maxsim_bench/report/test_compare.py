@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from maxsim_bench.cli import main
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import append_samples, samples_path
+from maxsim_bench.record.samples import append_samples, read_samples, samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report.compare import (
     CompareError,
@@ -106,6 +106,46 @@ def test_wide_scatter_is_undecided_and_says_how_many_samples_would_settle_it(
     assert {one.decision for one in undecided} == {"UNDECIDED"}
     assert all(one.needed is not None and one.needed > 40 for one in undecided)
     assert done.exit_code == 0
+
+
+def test_a_run_against_itself_is_the_same_measurement_and_short(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    """However wide its samples scatter: nobody asks how many of them would settle it."""
+    base = run(tmp_path / "a", rows, made, noise=0.2)
+    done = CliRunner().invoke(main, ["compare", base, base, "--thresholds", str(THRESHOLDS), "--fail-on", "undecided"])
+    assert done.exit_code == 0, done.output
+    found = compare_results(base, base, thresholds=THRESHOLDS)
+    count = len(found.decided)
+    assert done.stdout.startswith(f"### {base} against {base}: 0 slower, 0 faster, 0 undecided, {count} the same")
+    assert f"{count} the same ({count} not measured again)\n\nNothing moved.\n" in done.stdout
+    assert len(done.stdout.splitlines()) < 10
+    assert found.agreements() == [], "a row says nothing of how well it repeats"
+    assert json.loads(found.json())["same_measurements"] == count
+    assert f"({count} not measured again)" in found.html()
+
+
+@pytest.mark.parametrize("change", [{"measured_at": "2026-01-03T00:00:00Z"}, {"backend_version": "1.1"}])
+def test_a_row_of_another_time_or_version_is_another_measurement(
+    tmp_path: Path, rows: list[Row], made: Any, change: dict[str, Any]
+) -> None:
+    """Equal samples do not make them one."""
+    again = [row.model_copy(update=change) if row.backend == "fused" else row for row in rows]
+    base, new = run(tmp_path / "a", rows, made, noise=0.2), run(tmp_path / "b", again, made, noise=0.2)
+    done = compare_results(base, new, thresholds=THRESHOLDS)
+    assert of(done, "fused", "latency_ms") == {"UNDECIDED"}
+    assert {one.reason for one in done.decided if one.backend == "eager"} == {"the same measurement"}
+
+
+def test_rows_that_nobody_measured_again_make_no_test_stricter(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    """The false-discovery rate is one of differences that could have been found."""
+    again = [*slower(rows[:2], 1.1), *rows[2:]]
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", rows, made)
+    other = run(tmp_path / "c", again[:2], made, seed=1)
+    alone = compare_results(run(tmp_path / "d", rows[:2], made), other, thresholds=THRESHOLDS)
+    samples = [Path(folder) / "h200" / "forward.csv" for folder in (new, other)]
+    append_samples(samples[0], read_samples(samples[1]))
+    among = compare_results(base, new, thresholds=THRESHOLDS)
+    tested = [[one.q_value for one in found.decided if one.effect is not None] for found in (alone, among)]
+    assert sorted(tested[0]) == sorted(tested[1])
 
 
 def test_memory_is_compared_exactly_with_a_floor_in_bytes(tmp_path: Path, rows: list[Row], made: Any) -> None:
@@ -328,7 +368,7 @@ def test_rows_of_several_fingerprints_are_compared_where_each_kept_its_own(
     """Committed results grow by sessions: a row that nobody measured again is the same row in both."""
     grown = [rows[0].model_copy(update={"environment_id": "other"}), *rows[1:]]
     done = compare_results(run(tmp_path / "a", grown, made), run(tmp_path / "b", grown, made), thresholds=THRESHOLDS)
-    assert {one.decision for one in done.decided} == {"SAME"}
+    assert {(one.decision, one.reason) for one in done.decided} == {("SAME", "the same measurement")}
     assert done.notes == ()
 
 
@@ -349,8 +389,9 @@ def test_truncated_samples_are_refused(tmp_path: Path, rows: list[Row], made: An
 
 
 def test_without_any_samples_times_are_undecided_not_guessed(tmp_path: Path, rows: list[Row], made: Any) -> None:
-    for name in ("a", "b"):
-        Store(tmp_path / name / "h200" / "forward.csv").append(rows)
+    later = [row.model_copy(update={"measured_at": "2026-01-03T00:00:00Z"}) for row in rows]
+    for name, measured in (("a", rows), ("b", later)):
+        Store(tmp_path / name / "h200" / "forward.csv").append(measured)
     done = compare_results(str(tmp_path / "a"), str(tmp_path / "b"), thresholds=THRESHOLDS)
     assert of(done, "fused", "latency_ms") == {"UNDECIDED"}
     assert of(done, "fused", "peak_extra_bytes") == {"SAME"}

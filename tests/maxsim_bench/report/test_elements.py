@@ -84,6 +84,22 @@ def test_what_a_backend_does_not_claim_is_no_mark(made: Any) -> None:
     assert "lik" not in set(data["backend"])
 
 
+def test_a_table_of_steps_over_ranks_says_how_many_gpus_each_took(made: Any) -> None:
+    """B / Nq of them, fewest first; on a processor they are processes, and elsewhere every row is of one."""
+    ranks = {"op": "training_step", "variant": "over=ranks;tau=0.02"}
+    cells = [made.cell("ddp", Nq=Nq, B=B, **ranks) for Nq, B in ((128, 512), (256, 256), (128, 256))]
+    table = found(made.results(made.sweep(cells, ["eager", "fused"])))["ddp/latency"]
+    assert [c.header for c in table.columns][:4] == ["GPU", "GPUs", "Nq", "B"]
+    assert [line[:4] for line in table.cells()] == [
+        ["H200", "1", "256", "256"], ["H200", "2", "128", "256"], ["H200", "4", "128", "512"],
+    ]  # fmt: skip
+    here = [row.model_copy(update={"cell": row.cell.model_copy(update={"gpu": "cpu"})}) for row in made.sweep(cells)]
+    for other in (made.results(here), made.results(made.sweep([made.cell(B=B) for B in (10, 100)]))):
+        assert not [
+            t for t in found(other).values() if isinstance(t, Table) and "GPUs" in [c.header for c in t.columns]
+        ]
+
+
 def test_error_bars_are_the_20th_and_80th_percentile(made: Any) -> None:
     rows = made.sweep([made.cell(B=B) for B in (10, 100)], ["eager", "fused"])
     data = found(made.results(rows))["forward/latency-over-B"].data

@@ -8,9 +8,12 @@ from typing import Any
 
 import pytest
 
+from maxsim_bench import gradient_audit, parity, training_capacity, training_curve
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.row import Row
+from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.elements import artefacts
+from maxsim_bench.report.page import coverage
 from maxsim_bench.report.style import save
 
 
@@ -38,6 +41,28 @@ def test_runs_are_compared_with_eager_of_the_same_seed(made: Any) -> None:
     first = curves[curves["backend"] == "train_fused"].iloc[0]
     assert first["x"] == 2
     assert (first["low"], first["high"]) == (pytest.approx(3.245), pytest.approx(4.12))
+
+
+def test_each_seed_of_a_run_is_a_line_that_says_which(made: Any) -> None:
+    rows = [
+        run(backend, seed, 0.7).model_copy(update={"peak_extra_bytes": 10**9})
+        for backend in ("train_eager", "train_fused")
+        for seed in (0, 1)
+    ]
+    found = {a.name: a for a in artefacts(made.results(rows))}
+    memory = found["training_parity/memory"]
+    assert [(c.header, [line[i] for line in memory.cells()]) for i, c in enumerate(memory.columns)][:2] == [
+        ("GPU", ["H200", "H200"]), ("seed", ["0", "1"]),
+    ]  # fmt: skip
+    alone = {a.name: a for a in artefacts(made.results(rows[::2]))}["training_parity/memory"]
+    assert "seed" not in [c.header for c in alone.columns]
+
+
+@pytest.mark.parametrize("module", [gradient_audit, parity, training_capacity, training_curve])
+def test_what_a_command_measures_has_a_heading_in_words(made: Any, module: Any) -> None:
+    """No file declares it, so no file holds its title."""
+    titles, _ = coverage(made.results([run("train_fused", 0, 0.7)]), Declared({}))
+    assert len(titles[module.EXPERIMENT].split()) > 3
 
 
 def test_a_run_that_did_not_fit_is_a_line_without_numbers(made: Any) -> None:

@@ -1,4 +1,4 @@
-"""The corpus of a search lies in pinned host memory, whatever its layout."""
+"""The corpus of a search lies in host memory, pinned unless its cell says pageable, and is never there twice."""
 
 from __future__ import annotations
 
@@ -6,22 +6,57 @@ import pytest
 import torch
 
 from maxsim_bench.backends.base import Inputs
+from maxsim_bench.backends.inputs import make_inputs
 from maxsim_bench.backends.lengths import draw_lengths
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.run import cell_inputs
 from maxsim_bench.run.cell_inputs import documents_cross, draw_again, draw_inputs, fill_corpus, resident_bytes
+from maxsim_bench.run.staging import Staging
 
 CELL = Cell(
     experiment="t", gpu="h200", op="search", Nq=3, B=9000, Lq=5, Ld=60, d=24, dtype="fp16", layout="packed", k=4,
     pairing="all", length_distribution="cranfield",
 )  # fmt: skip
 
+PAGEABLE = CELL.model_copy(
+    update={"layout": "dense", "length_distribution": None, "B": 5000, "Ld": 2, "d": 4, "variant": "host=pageable"}
+)
 
-def test_documents_cross_where_a_gpu_scores_what_lies_in_host_memory() -> None:
-    """A device that is not the host's, as "meta" is, stands for the GPU."""
-    host, there = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, device="meta")
-    assert documents_cross(Inputs(Q=there, D=host), "cuda")
-    assert not documents_cross(Inputs(Q=there, D=there), "cuda")
-    assert not documents_cross(Inputs(Q=host, D=host), "cpu")
+
+@pytest.fixture
+def no_card(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor stands in for the card, so that what is drawn for one can be looked at here."""
+    monkeypatch.setattr(cell_inputs, "make_inputs", lambda cell, device, index: make_inputs(cell, "cpu", index))
+    monkeypatch.setattr(cell_inputs, "Staging", lambda device: Staging("cpu"))
+
+
+@pytest.mark.usefixtures("no_card")
+def test_a_corpus_in_pageable_memory_is_drawn_again_in_place_with_nothing_of_the_old() -> None:
+    used, fresh = draw_inputs(PAGEABLE, "cuda", 0), draw_inputs(PAGEABLE, "cuda", 1)
+    assert list(used.D.shape) == [5000, 2, 4]
+    before, places = used.D.clone(), [t.data_ptr() for t in used.tensors()]
+    again = draw_again(used, PAGEABLE, "cuda", 1)
+    assert again is not None
+    assert [t.data_ptr() for t in again.tensors()] == places
+    assert all(torch.equal(a, b) for a, b in zip(again.tensors(), fresh.tensors(), strict=True))
+    assert not (before == again.D).all(dim=(1, 2)).any()
+
+
+@pytest.mark.usefixtures("no_card")
+@pytest.mark.parametrize(("free", "host", "fits"), [
+    (80_000, "pageable", False), (85_000, "pageable", True), (120_000, "pinned", False),
+])  # fmt: skip
+def test_a_corpus_that_host_memory_has_no_room_for_is_refused_before_it_is_touched(
+    monkeypatch: pytest.MonkeyPatch, free: int, host: str, fits: bool
+) -> None:
+    """80 kB, pinned 128 KiB: the system would grant any of them, and end the process once their pages are written."""
+    monkeypatch.setattr(cell_inputs.memory, "available_bytes", lambda device: {"cpu": free}[device])
+    cell = PAGEABLE.model_copy(update={"variant": f"host={host}"})
+    if fits:
+        assert draw_inputs(cell, "cuda", 0).D.nbytes == 80_000
+        return
+    with pytest.raises(MemoryError, match=r"takes 0\.0 GB of host memory, where 0\.0 GB are free"):
+        draw_inputs(cell, "cuda", 0)
 
 
 @pytest.mark.gpu
@@ -58,9 +93,11 @@ def test_a_corpus_is_filled_block_by_block_with_the_documents_of_a_set() -> None
 
 
 @pytest.mark.gpu
-def test_a_set_drawn_again_is_that_set_at_the_old_addresses() -> None:
-    cell = CELL.model_copy(update={"layout": "dense", "length_distribution": None})
+@pytest.mark.parametrize("variant", [None, "host=pageable"])
+def test_a_set_drawn_again_is_that_set_at_the_old_addresses(variant: str | None) -> None:
+    cell = CELL.model_copy(update={"layout": "dense", "length_distribution": None, "variant": variant})
     used, fresh = draw_inputs(cell, "cuda", 0), draw_inputs(cell, "cuda", 1)
+    assert used.D.is_pinned() == (variant is None)
     places = [t.data_ptr() for t in used.tensors()]
     again = draw_again(used, cell, "cuda", 1)
     assert again is not None
@@ -75,3 +112,11 @@ def test_only_a_dense_corpus_in_host_memory_is_drawn_again_in_place(changes: dic
     cell = CELL.model_copy(update={"B": 20})
     used = draw_inputs(cell, "cpu", 0)
     assert draw_again(used, cell.model_copy(update=changes), device, 1) is None
+
+
+def test_documents_cross_where_a_gpu_scores_what_lies_in_host_memory() -> None:
+    """A device that is not the host's, as "meta" is, stands for the GPU."""
+    host, there = torch.zeros(2, 3, 4), torch.zeros(2, 3, 4, device="meta")
+    assert documents_cross(Inputs(Q=there, D=host), "cuda")
+    assert not documents_cross(Inputs(Q=there, D=there), "cuda")
+    assert not documents_cross(Inputs(Q=host, D=host), "cpu")

@@ -136,6 +136,36 @@ def test_a_dishonest_backend_is_caught_named_and_alone_to_blame(measure: Measure
     assert rows["honest"].status == rows["honest_too"].status == "ok"
 
 
+def test_inputs_that_were_overwritten_in_timing_are_drawn_again_where_they_lie(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second corpus beside the first may not fit. Here every set can be drawn in place, as those of a search are."""
+    from maxsim_bench.run import measure_cell
+
+    fresh, again = [], []
+    honest = measure_cell.draw_inputs
+
+    def drawn(cell: Cell, device: str, index: int) -> Any:
+        fresh.append(index)
+        return honest(cell, device, index)
+
+    def in_place(used: Any, cell: Cell, device: str, index: int) -> Any:
+        again.append(index)
+        for old, new in zip(used.tensors(), honest(cell, device, index).tensors(), strict=True):
+            old.copy_(new)
+        return used
+
+    monkeypatch.setattr(measure_cell, "draw_inputs", drawn)
+    monkeypatch.setattr(measure_cell, "draw_again", in_place)
+    rows = by_name(measure("honest", "overwrites_later"))
+    refused(rows["overwrites_later"], "overwrites its inputs while it is timed")
+    assert rows["honest"].status == "ok"
+    sets = json.loads(rows["honest"].extra or "")["input_sets"]
+    assert sets >= 2
+    assert fresh == [0, *range(2, sets + 1)]
+    assert again[: sets + 1] == [1, *range(1, sets + 1)]
+
+
 def test_a_copy_of_an_old_result_is_too_fast_for_the_work(measure: Measure) -> None:
     rows = by_name(measure("honest", "memoised", ceilings=SLOW_MACHINE, Lq=64, Ld=128, B=100, d=128))
     refused(rows["memoised"], "not synchronised")
@@ -232,6 +262,24 @@ def test_a_second_set_of_inputs_leaves_room_for_the_largest_call(
     measuring = measure_cell.CellMeasurement(request, hello, measured_backends.get, lambda _: None)
     measuring.input_bytes = measuring.resident = 8 << 30
     measuring.outcomes["honest"].memory = MemoryReading(peak, peak)
+    assert measuring._count_sets() == sets
+
+
+@pytest.mark.parametrize(("corpus", "sets"), [(1 << 30, 2), (8 << 30, 1)])
+def test_a_corpus_that_no_cache_holds_is_not_made_a_second_time(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, corpus: int, sets: int
+) -> None:
+    import measured_backends
+
+    from maxsim_bench.run import measure_cell
+
+    monkeypatch.setattr(measure_cell.memory, "available_bytes", lambda *_: 1 << 40)
+    monkeypatch.setattr(measure_cell, "l2_bytes", lambda: 50 << 20)
+    hello = Hello("cuda", "card", "h200", {}, "environment")
+    request = CellRequest(make_cell(op="search", k=3), ("honest",), {"honest": "1"}, "honest", budget=QUICK)
+    measuring = measure_cell.CellMeasurement(request, hello, measured_backends.get, lambda _: None)
+    measuring.resident, measuring.elsewhere = 1 << 20, corpus
+    measuring.input_bytes = measuring.resident + corpus
     assert measuring._count_sets() == sets
 
 

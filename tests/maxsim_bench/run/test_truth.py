@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import pytest
 import torch
 
 from maxsim_bench.backends.base import Inputs
+from maxsim_bench.backends.inputs import make_inputs
+from maxsim_bench.backends.reference import Reference
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.run import truth
 from maxsim_bench.run.check import ResultError
-from maxsim_bench.run.truth import ScoreTruth, truth_of
+from maxsim_bench.run.staging import Staging
+from maxsim_bench.run.truth import ScoreTruth, SearchTruth, truth_of
 
 
 def reference() -> Any:
@@ -76,6 +80,49 @@ def found(make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch) -> tu
     inputs = dense(cell)
     best = reference().prepare(cell, inputs)().topk(5, dim=1)
     return truth_of(cell, inputs, reference()), best.values, best.indices
+
+
+@pytest.mark.parametrize("layout", ["dense", "masked", "packed"])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_corpus_is_scored_in_stretches_that_copy_nothing_where_it_lies(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, layout: str, elsewhere: bool
+) -> None:
+    """Whatever the layout, the scores are those of the whole corpus; a device of its own is played by a copy."""
+    cell = make_cell(op="search", k=3, Nq=2, B=17, layout=layout)
+    whole = make_inputs(cell, "cpu", 0)
+    monkeypatch.setattr(truth, "_SEARCH_BLOCK_BYTES", whole.D.nbytes // 4)
+    lies = range(whole.D.data_ptr(), whole.D.data_ptr() + whole.D.nbytes)
+    seen: list[Inputs] = []
+
+    class Watched:
+        def prepare(self, cell: Cell, inputs: Inputs) -> Callable[[], object]:
+            seen.append(inputs)
+            return Reference().prepare(cell, inputs)
+
+    if elsewhere:
+        monkeypatch.setattr(truth, "_mover", lambda inputs: truth._onto(inputs.Q.device, Staging("cpu")))
+    found = SearchTruth(cell, whole, cast("Any", Watched()))
+    forward = cell.model_copy(update={"op": "forward", "k": None})
+    torch.testing.assert_close(found.scores, Reference().prepare(forward, whole)(), rtol=1e-6, atol=0)
+    assert len(seen) > 3
+    assert all((part.D.data_ptr() in lies) != elsewhere for part in seen)
+    lengths = [part.d_lengths for part in seen if part.d_lengths is not None]
+    assert (whole.d_lengths is None and not lengths) or torch.equal(torch.cat(lengths), cast("Any", whole.d_lengths))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_corpus_in_host_memory_is_scored_on_the_card(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, pinned: bool
+) -> None:
+    cell = make_cell(op="search", k=3, Nq=2, B=500, dtype="fp16")
+    monkeypatch.setattr(truth, "_SEARCH_BLOCK_BYTES", 1 << 14)
+    here = make_inputs(cell, "cpu", 0)
+    away = replace(here, Q=here.Q.cuda(), D=here.D.pin_memory() if pinned else here.D)
+    expected, found = truth_of(cell, here, Reference()), truth_of(cell, away, Reference())
+    assert isinstance(found, SearchTruth)
+    assert isinstance(expected, SearchTruth)
+    torch.testing.assert_close(found.scores.cpu(), expected.scores, rtol=1e-5, atol=0)
 
 
 def test_a_right_search_is_right(found: tuple[Any, torch.Tensor, torch.Tensor]) -> None:

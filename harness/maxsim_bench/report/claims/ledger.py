@@ -151,7 +151,7 @@ def _found(claim: Claim, context: _Context) -> _Found:
     try:
         return _judged(claim, context)
     except NoAnswer:
-        missing = reason(claim, context.paper, context.declared)
+        missing = reason(claim, context.paper, context.declared, context.index.gpus)
         return _Found(why=missing.why, command=missing.command)
     except NoValue as told:  # a row is there, but not this number of it, or not its baseline's
         return _Found(why=str(told), command=_remedy(claim, context, again=told.again))

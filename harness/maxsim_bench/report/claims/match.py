@@ -40,7 +40,7 @@ class Answer:
 
 
 class Index:
-    """Rows by experiment and backend, by cell, and each row's source."""
+    """Rows by experiment and backend, by cell, each row's source, and the most GPUs that any was measured on."""
 
     def __init__(self, results: Results) -> None:
         self._rows: dict[tuple[str, str], list[Row]] = {}
@@ -51,6 +51,8 @@ class Index:
                 self._rows.setdefault((name, row.backend), []).append(row)
             self.sources[row.key] = source
             self.cells.setdefault(row.cell.hash(), {})[row.backend] = row
+        on_cards = [row for row in results.rows if row.status == "ok" and row.cell.gpu != "cpu"]
+        self.gpus = max((row.cell.ranks for row in on_cards), default=1)
         self._earlier: dict[tuple[str, str], list[Row]] = {}
         for row, source in results.earlier:
             self._earlier.setdefault((row.cell.hash(), row.backend), []).append(row)

@@ -25,8 +25,12 @@ class Reason:
     command: str = ""
 
 
-def reason(claim: Claim, paper: Paper, declared: Declared) -> Reason:
-    """What the mapping or the element says, else where a grid declares the cell, else that none does."""
+def reason(claim: Claim, paper: Paper, declared: Declared, gpus: int = 1) -> Reason:
+    """What the mapping or the element says, else where a grid declares the cell, else that none does.
+
+    Args:
+        gpus: most that rows here were measured on together; a cell that takes more says so first.
+    """
     known = paper.unmeasured(claim)
     if known is not None:
         return Reason(known.why, known.command)
@@ -45,7 +49,7 @@ def reason(claim: Claim, paper: Paper, declared: Declared) -> Reason:
     for together in (True, False) if claim.baseline else (False,):
         for profile in _LARGER:
             for rule, who in rules:
-                found = _declared(claim, paper, rule, who, declared, profile, together=together)
+                found = _declared(claim, paper, rule, who, declared, profile, gpus, together=together)
                 if found is not None:
                     return found
     return Reason(f"no grid declares this cell; {', '.join(rules[0][0].rows)} would be its place (docs/adding.md)")
@@ -74,8 +78,9 @@ def _has(planned: Planned, claim: Claim, paper: Paper) -> bool:
 
 
 def _declared(
-    claim: Claim, paper: Paper, rule: Rule, who: Answering, declared: Declared, profile: ProfileName, *, together: bool
-) -> Reason | None:
+    claim: Claim, paper: Paper, rule: Rule, who: Answering, declared: Declared, profile: ProfileName, gpus: int,
+    *, together: bool,
+) -> Reason | None:  # fmt: skip
     fill = paper.fill(claim)
     for experiment in rule.rows:
         grid = declared.grid(experiment, CARD, profile)
@@ -83,10 +88,13 @@ def _declared(
         if together:
             fits = [planned for planned in fits if _has(planned, claim.of_baseline(), paper)]
         for backend in allowed(who, claim):
-            if any(backend in planned.backends for planned in fits):
+            able = [planned.cell for planned in fits if backend in planned.backends]
+            if able:
+                takes = min(cell.ranks for cell in able)
+                first = f"needs {takes} GPUs of one host: " if takes > gpus else ""
                 beyond = "no row of it yet" if profile == "paper" else "beyond the profile paper"
                 return Reason(
-                    f"{backend} is declared for it in {experiment}, {beyond}",
+                    f"{first}{backend} is declared for it in {experiment}, {beyond}",
                     _command(claim, rule, who, fill, experiment, profile, backend),
                 )
     return None

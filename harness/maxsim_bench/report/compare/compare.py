@@ -15,6 +15,7 @@ from typing import Any
 
 from maxsim_bench.report import names
 from maxsim_bench.report.compare.decide import (
+    SAME_MEASUREMENT,
     Decided,
     Decision,
     cycles_ratio,
@@ -24,6 +25,7 @@ from maxsim_bench.report.compare.decide import (
     effect_of,
     host_moved,
     needed_for,
+    same_measurement,
 )
 from maxsim_bench.report.compare.sources import CompareError, Measured, Run, Selection, read_run
 from maxsim_bench.report.compare.statistics import Effect, adjusted, paired_effect
@@ -82,6 +84,11 @@ class Comparison:
         """1 if anything came out as one of these, else 0."""
         return 1 if any(one.decision in decisions for one in self.decided) else 0
 
+    @property
+    def same_measurements(self) -> int:
+        """How many of SAME are of rows that nobody measured again."""
+        return sum(one.reason == SAME_MEASUREMENT for one in self.decided)
+
     def agreements(self, percent: float = AGREE_PERCENT) -> list[Agreement]:
         """One for each metric that was compared by samples."""
         ratios: dict[str, list[float]] = {}
@@ -97,7 +104,7 @@ class Comparison:
         """For a program; NaN is null."""
         told = {
             **asdict(self), "counts": self.counts(), "exit_code": self.exit_code,
-            "agreements": [asdict(one) for one in self.agreements()],
+            "same_measurements": self.same_measurements, "agreements": [asdict(one) for one in self.agreements()],
         }  # fmt: skip
         return json.dumps(_without_nan(told), indent=1, ensure_ascii=False) + "\n"
 
@@ -113,7 +120,7 @@ class Comparison:
         return {
             "base": self.base, "new": self.new, "counts": self.counts(), "notes": self.notes,
             "rate": self.false_discovery_rate, "number": names.number, "backend": names.backend,
-            "agreements": self.agreements(),
+            "same_measurements": self.same_measurements, "agreements": self.agreements(),
             "moved": [one for one in self.decided if one.decision != "SAME"],
             "same": [one for one in self.decided if one.decision == "SAME"],
         }  # fmt: skip
@@ -144,6 +151,7 @@ class _Pair:
     after: Measured
     threshold: Threshold
     effect: Effect | None
+    same_measurement: bool
 
 
 def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
@@ -179,7 +187,9 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
                 continue
             _require_number(before, threshold.metric, base)
             _require_number(after, threshold.metric, new)
-            pairs.append(_Pair(before, after, threshold, effect_of(before, after, threshold, thresholds.confidence)))
+            same = same_measurement(before, after, threshold)  # it has no effect, and makes no other test stricter
+            effect = None if same else effect_of(before, after, threshold, thresholds.confidence)
+            pairs.append(_Pair(before, after, threshold, effect, same))
     q_values = adjusted([math.nan if pair.effect is None else pair.effect.p_value for pair in pairs])
     decided += [_decide(pair, q, thresholds) for pair, q in zip(pairs, q_values, strict=True)]
     if not decided and not unlike:
@@ -278,7 +288,9 @@ def _decide(pair: _Pair, q_value: float, thresholds: Thresholds) -> Decided:
     base, new = before.values[threshold.metric], after.values[threshold.metric]
     decision: Decision
     moved = host_moved(before, after, threshold, thresholds.host_moved_percent)
-    if moved is not None:
+    if pair.same_measurement:
+        decision, reason = "SAME", SAME_MEASUREMENT
+    elif moved is not None:
         decision, reason = "UNDECIDED", moved
     elif effect is not None:
         cycles = cycles_ratio(effect, before, after, threshold)

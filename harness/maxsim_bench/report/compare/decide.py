@@ -8,7 +8,8 @@ Room: `report`. May import: record, declare. A comparison starts as UNDECIDED an
               interval excludes 1, the ratio lies beyond the threshold, and (where clocks moved) it still does in clock
               cycles.
 
-A ratio to a baseline under the policy `host` stays UNDECIDED where the host itself became faster or slower.
+A ratio to a baseline under the policy `host` stays UNDECIDED where the host itself became faster or slower. A row that
+nobody measured again is SAME, however its samples scatter.
 
 FASTER and SLOWER mean better and worse for every metric, memory and nDCG included.
 """
@@ -16,6 +17,7 @@ FASTER and SLOWER mean better and worse for every metric, memory and nDCG includ
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -24,6 +26,7 @@ from maxsim_bench.report.compare.statistics import Effect, independent_effect, s
 from maxsim_bench.report.compare.thresholds import Threshold
 
 Decision = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
+SAME_MEASUREMENT = "the same measurement"  # the reason of what was not measured again
 CLOCK_MOVED = 0.01  # share by which mean SM clocks may differ before a difference must be confirmed in cycles
 
 
@@ -54,9 +57,26 @@ class Decided:
     needed: int | None = None
 
 
+_RAW: Mapping[str, Literal["samples", "ratios"]] = {"samples": "samples", "ratios": "ratios"}  # test → what it reads
+
+
+def same_measurement(base: Measured, new: Measured, threshold: Threshold) -> bool:
+    """Whether both runs hold one row that nobody measured again: equal in version, time, value and every raw number.
+
+    Without a time of measuring, equal raw times are what tells. A value alone tells nothing: two runs may reach one.
+    """
+    raw = ("samples", *((_RAW[threshold.test],) if threshold.test in _RAW else ()))
+    return (
+        (base.measured_at is not None or base.samples is not None)
+        and (base.version, base.measured_at) == (new.version, new.measured_at)
+        and base.values[threshold.metric] == new.values[threshold.metric]
+        and all(getattr(base, field) == getattr(new, field) for field in raw)
+    )
+
+
 def effect_of(base: Measured, new: Measured, threshold: Threshold, confidence: float) -> Effect | None:
     """The effect that the threshold's test sees, None where it needs samples that were not kept."""
-    field = {"samples": "samples", "ratios": "ratios"}.get(threshold.test)
+    field = _RAW.get(threshold.test)
     if field is None:
         return None
     before, after = getattr(base, field), getattr(new, field)

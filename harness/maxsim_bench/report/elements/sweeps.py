@@ -77,14 +77,16 @@ def comparable(key: str, rows: pd.DataFrame) -> pd.DataFrame:
 def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
     """The table of one metric."""
     metric = names.METRICS[key]
-    axes = varying(rows)
+    axes = [*varying(rows), *varying(rows, ("seed",))]  # one seed is no setting, of several each is a line
     rows = rows.assign(shown=_cells(rows, metric))
     backends = in_order(rows["backend"], list(style.LOOKS))
-    index = ["device", *axes, "cell_hash"]
+    cards = ["device", "gpus"] if (rows["gpus"] > 1).any() else ["device"]
+    index = [*cards, *axes, "cell_hash"]
     wide = rows.pivot(index=index, columns="backend", values="shown").reset_index()
-    wide = wide.sort_values(["device", *axes], na_position="first", kind="stable")
+    wide = wide.sort_values([*cards, *axes], na_position="first", kind="stable")
     kept = [b for b in backends if not wide[b].dropna().isin(("n/a", "")).all()]
     columns = [Column("device", "GPU", names.card, right=False)]
+    columns += [Column(c, "GPUs", partial(names.axis_value, c)) for c in cards[1:]]
     columns += [Column(a, a.replace("_", " "), partial(names.axis_value, a)) for a in axes]
     columns += [Column(b, names.backend(b)) for b in kept]
     columns.append(Column("cell_hash", "cell", lambda h: str(h)[:8], right=False))
