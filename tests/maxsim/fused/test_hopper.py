@@ -34,7 +34,8 @@ def launches(monkeypatch) -> list[dict[str, Any]]:
         names = getattr(hopper_kernels, self.name).arg_names
         values = [*((box.rows, box.columns) for box in boxes), *pointers, *integers, *self.constants]
         assert len(values) == len(names)
-        seen.append({"kernel": self.name, "grid": grid, **dict(zip(names, values, strict=True))})
+        arguments = dict(zip(names, values, strict=True))
+        seen.append({"kernel": self.name, "grid": grid, "options": self.options, **arguments})
 
     monkeypatch.setattr(hopper_launch.Kernel, "__call__", record)
     monkeypatch.setattr(hopper_launch, "_KERNELS", {})
@@ -144,6 +145,30 @@ def test_two_hundred_lengths_and_counts_need_few_binaries(launches, documents, c
     names = ("q_desc", "d_desc", *COMPILED)  # a tensor map's box is a compile-time shape, too
     assert len({tuple(x[name] for name in names) for x in launches}) == count
     assert all(isinstance(x[name], int) for x in launches for name in ("K", "d_pitch", "d_max", "n_chunks"))
+
+
+@pytest.mark.parametrize(
+    ("K", "Lq", "programs", "options"),
+    [
+        (1000, 32, 2, {"maxnreg": 128}),
+        (1000, 128, 2, {"maxnreg": 128}),
+        (100, 32, 1, {}),
+        (1000, 1024, 1, {}),
+    ],
+)
+def test_threads_are_limited_to_half_of_the_registers_where_two_programs_share_a_processor(
+    launches, K, Lq, programs, options
+):
+    """65536 registers for two programs of eight warps: a consumer's four, and four that hold the loader.
+
+    A program that has a processor to itself is not limited: setmaxnreg gives its consumers more than 128.
+    """
+    assert 2 * 8 * 32 * hopper.SHARING_REGISTERS == 65536
+    q, d = batch(1, Lq, 128), dense(K, 40)
+    plan = hopper.plan(q, d)
+    assert plan.per_processor == programs
+    hopper.forward(q, d, plan=plan)
+    assert [x["options"] for x in launches] == [options] + [{}] * (len(launches) - 1)
 
 
 def test_a_plan_of_another_kernel_is_refused_by_name():
