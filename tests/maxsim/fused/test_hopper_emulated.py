@@ -76,18 +76,25 @@ class Array(np.ndarray):
 
 def _calculate(operation: np.ufunc, x: Any, y: Any) -> Array:
     """What the operation makes of two operands; AssertionError for integers that their width does not hold."""
-    x, y = (value.view(np.ndarray) if isinstance(value, Array) else _written(value) for value in (x, y))
-    if isinstance(x, float) or isinstance(y, float) or "f" in (x.dtype.kind, y.dtype.kind):
-        return _array(operation(x, y))
-    exact = operation(x.astype(np.int64), y.astype(np.int64))
-    found = exact.astype(np.promote_types(x.dtype, y.dtype))
-    assert (found == exact).all(), f"{operation.__name__} of {found.dtype} overflows: {exact}"
-    return _array(found)
+    x, y = _plain(x), _plain(y)
+    if isinstance(x, float) or isinstance(y, float) or x.dtype.kind == "f" or y.dtype.kind == "f":
+        return np.asarray(operation(x, y)).view(Array)
+    exact = operation(x, y, dtype=np.int64)
+    if x.dtype == np.int64 or y.dtype == np.int64:
+        return np.asarray(exact).view(Array)
+    found = exact.astype(np.int32)
+    assert (found == exact).all(), f"{operation.__name__} of 32 bits overflows: {exact}"
+    return np.asarray(found).view(Array)
+
+
+def _plain(x: Any) -> Any:
+    """An operand without the checks of `Array`."""
+    return x.view(np.ndarray) if isinstance(x, Array) else _written(x)
 
 
 def _written(x: Any) -> Any:
     """A number written out in the kernel's source: an integer has 32 bits."""
-    return np.int32(x) if isinstance(x, int) and not isinstance(x, bool) else x
+    return np.int32(x) if type(x) is int else x
 
 
 class Pointer:
