@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -20,7 +21,10 @@ def batch(*shape: int, dtype: torch.dtype = torch.float16) -> Any:
 
 @pytest.fixture
 def launches(monkeypatch) -> list[dict[str, Any]]:
-    """Arguments by name of every kernel that `forward` would launch."""
+    """Arguments by name of every kernel that `forward` would launch; of what is copied in boxes, their rows, columns.
+
+    The embeddings themselves are not kept: hundreds of calls would need the memory of all of them at a time.
+    """
     pytest.importorskip("triton")
     from maxsim.fused import hopper_kernels
 
@@ -28,9 +32,10 @@ def launches(monkeypatch) -> list[dict[str, Any]]:
 
     def record(self, grid, boxes, pointers, integers):
         names = getattr(hopper_kernels, self.name).arg_names
-        values = [*boxes, *pointers, *integers, *self.constants]
+        values = [*((box.rows, box.columns) for box in boxes), *pointers, *integers, *self.constants]
         assert len(values) == len(names)
-        seen.append({"kernel": self.name, "grid": grid, **dict(zip(names, values, strict=True))})
+        arguments = dict(zip(names, values, strict=True))
+        seen.append({"kernel": self.name, "grid": grid, "options": self.options, **arguments})
 
     monkeypatch.setattr(hopper_launch.Kernel, "__call__", record)
     monkeypatch.setattr(hopper_launch, "_KERNELS", {})
@@ -110,13 +115,60 @@ def test_scores_go_into_a_given_tensor(launches):
     assert hopper.forward(batch(1, 32, 128), batch(50, 300, 128), out=out) is out
 
 
-def test_two_hundred_lengths_and_counts_need_few_binaries(launches):
-    """For fewer documents than programs, for up to two each, and two rings where two programs share a processor."""
+def dense(K: int, Ld: int) -> Any:
+    """K documents of Ld tokens."""
+    return tokens(unwritten(K * Ld).view(K, Ld, 128))
+
+
+def packed(K: int, Ld: int) -> Any:
+    """K documents of one to Ld tokens, one behind the other; the longest comes first."""
+    lengths = torch.randint(1, Ld + 1, (K,), generator=torch.Generator().manual_seed(K * Ld))
+    lengths[0] = Ld
+    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
+    return tokens(unwritten(int(offsets[-1])), cu_seqlens=offsets)
+
+
+def unwritten(rows: int) -> torch.Tensor:
+    """Embeddings [rows, 128] that nobody reads or writes, not even `torch.empty` in tests: they take no memory."""
+    return torch.from_numpy(np.empty((rows, 128), np.float16))
+
+
+@pytest.mark.parametrize(("documents", "count"), [(dense, 4), (packed, 5)], ids=["dense", "packed"])
+def test_two_hundred_lengths_and_counts_need_few_binaries(launches, documents, count):
+    """For fewer documents than programs, for up to two each, and two rings where two programs share a processor.
+
+    Packed documents are cut into blocks of equal rows, but for a single block: that is one more.
+    """
     q = batch(1, 32, 128)
     for step in range(200):
-        hopper.forward(q, batch(1 + 7 * step % 300, 1 + 25 * step, 128))
-    assert len({tuple(x[name] for name in COMPILED) for x in launches}) == 4
+        hopper.forward(q, documents(1 + 7 * step % 300, 1 + 25 * step))
+    names = ("q_desc", "d_desc", *COMPILED)  # a tensor map's box is a compile-time shape, too
+    assert len({tuple(x[name] for name in names) for x in launches}) == count
     assert all(isinstance(x[name], int) for x in launches for name in ("K", "d_pitch", "d_max", "n_chunks"))
+
+
+@pytest.mark.parametrize(
+    ("K", "Lq", "programs", "options"),
+    [
+        (1000, 32, 2, {"maxnreg": 128}),
+        (1000, 128, 2, {"maxnreg": 128}),
+        (100, 32, 1, {}),
+        (1000, 1024, 1, {}),
+    ],
+)
+def test_threads_are_limited_to_half_of_the_registers_where_two_programs_share_a_processor(
+    launches, K, Lq, programs, options
+):
+    """65536 registers for two programs of eight warps: a consumer's four, and four that hold the loader.
+
+    A program that has a processor to itself is not limited: setmaxnreg gives its consumers more than 128.
+    """
+    assert 2 * 8 * 32 * hopper.SHARING_REGISTERS == 65536
+    q, d = batch(1, Lq, 128), dense(K, 40)
+    plan = hopper.plan(q, d)
+    assert plan.per_processor == programs
+    hopper.forward(q, d, plan=plan)
+    assert [x["options"] for x in launches] == [options] + [{}] * (len(launches) - 1)
 
 
 def test_a_plan_of_another_kernel_is_refused_by_name():

@@ -2,13 +2,15 @@
 
 Room: tests of `fused`. Loader and consumers run after one another over a ring that is never full, so what is not
 emulated here is waiting (arrivals and bytes are counted, phases are not), registers and the layouts that the compiler
-checks. What no copy wrote is NaN.
+checks. What no copy wrote is NaN. Integers have the kernel's 32 or 64 bits, and one that does not fit is an error.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter, defaultdict
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,10 +32,40 @@ PLANS = ((4, 64, 1), (2, 128, 1), (1, 128, 1), (2, 64, 1), (1, 64, 1), (1, 64, 2
 
 
 class Array(np.ndarray):
-    """A tensor of the kernel; scalars are arrays without axes."""
+    """A tensor of the kernel; scalars are arrays without axes.
+
+    Integers are as wide as the kernel's: a number written out in its source takes the other operand's width, 32 bits
+    and 64 make 64. numpy lets arrays of integers overflow without a word; here that is an error.
+    """
 
     def to(self, dtype: type) -> Array:
-        return self.astype(dtype)
+        found = self.astype(dtype)
+        assert self.dtype.kind != "i" or found.dtype.kind != "i" or (found == self).all(), "does not fit"
+        return found
+
+    def __add__(self, other: Any) -> Array:  # type: ignore[override]
+        return _calculate(np.add, self, other)
+
+    def __radd__(self, other: Any) -> Array:  # type: ignore[override]
+        return _calculate(np.add, other, self)
+
+    def __sub__(self, other: Any) -> Array:  # type: ignore[override]
+        return _calculate(np.subtract, self, other)
+
+    def __rsub__(self, other: Any) -> Array:  # type: ignore[override]
+        return _calculate(np.subtract, other, self)
+
+    def __mul__(self, other: Any) -> Array:  # type: ignore[override]
+        return _calculate(np.multiply, self, other)
+
+    def __rmul__(self, other: Any) -> Array:  # type: ignore[override]
+        return _calculate(np.multiply, other, self)
+
+    def __floordiv__(self, other: Any) -> Array:  # type: ignore[override]
+        return _calculate(np.floor_divide, self, other)
+
+    def __mod__(self, other: Any) -> Array:  # type: ignore[override]
+        return _calculate(np.remainder, self, other)
 
     def permute(self, axes: tuple[int, ...]) -> Array:
         return np.transpose(self, axes)
@@ -42,15 +74,38 @@ class Array(np.ndarray):
         return self + other  # values, not memory: what had this one before keeps it
 
 
-class Pointer:
-    """Addresses into a flat array. An address outside of it must be masked."""
+def _calculate(operation: np.ufunc, x: Any, y: Any) -> Array:
+    """What the operation makes of two operands; AssertionError for integers that their width does not hold."""
+    x, y = _plain(x), _plain(y)
+    if isinstance(x, float) or isinstance(y, float) or x.dtype.kind == "f" or y.dtype.kind == "f":
+        return np.asarray(operation(x, y)).view(Array)
+    exact = operation(x, y, dtype=np.int64)
+    if x.dtype == np.int64 or y.dtype == np.int64:
+        return np.asarray(exact).view(Array)
+    found = exact.astype(np.int32)
+    assert (found == exact).all(), f"{operation.__name__} of 32 bits overflows: {exact}"
+    return np.asarray(found).view(Array)
 
-    def __init__(self, memory: np.ndarray | None, at: Any = 0) -> None:
-        self.memory, self.at = memory, np.asarray(at)
+
+def _plain(x: Any) -> Any:
+    """An operand without the checks of `Array`."""
+    return x.view(np.ndarray) if isinstance(x, Array) else _written(x)
+
+
+def _written(x: Any) -> Any:
+    """A number written out in the kernel's source: an integer has 32 bits."""
+    return np.int32(x) if type(x) is int else x
+
+
+class Pointer:
+    """Addresses into a flat array or what acts like one. An address outside of it must be masked."""
+
+    def __init__(self, memory: Any, at: Any = 0) -> None:
+        self.memory, self.at = memory, np.asarray(at, np.int64)
         self.dtype = SimpleNamespace(element_ty=None if memory is None else memory.dtype)
 
     def __add__(self, offset: Any) -> Pointer:
-        return Pointer(self.memory, self.at + offset)
+        return Pointer(self.memory, self.at + np.asarray(offset))
 
 
 class Boxes:
@@ -78,7 +133,7 @@ class Tiles:
 class Descriptor:
     """A matrix of embeddings that is copied in boxes; what lies outside of it is zero."""
 
-    def __init__(self, values: np.ndarray, rows: int, columns: int) -> None:
+    def __init__(self, values: Any, rows: int, columns: int) -> None:
         self.values, self.rows, self.columns = values, rows, columns
         self.block_type = SimpleNamespace(nbytes=rows * columns * 2)
 
@@ -149,7 +204,7 @@ class Ring:
 
 
 def _array(x: Any) -> Array:
-    return np.asarray(x).view(Array)
+    return np.asarray(_written(x)).view(Array)
 
 
 def _reduce(x: Any, axis: int, combine: Any) -> Any:
@@ -186,7 +241,8 @@ def _sum(x: Any, axis: int) -> Array:
 def _load(at: Pointer, mask: Any = True, other: Any = 0) -> Array:
     mask = np.broadcast_to(mask, at.at.shape)
     assert ((at.at >= 0) & (at.at < at.memory.size))[mask].all()
-    return _array(np.where(mask, at.memory[np.where(mask, at.at, 0)], other))
+    found = at.memory[np.where(mask, at.at, 0)]
+    return _array(np.where(mask, found, found.dtype.type(other)))
 
 
 def _store(at: Pointer, value: Any, mask: Any) -> None:
@@ -210,8 +266,14 @@ def _multiply(a: Array, b: Array, onto: Array, use_acc: Any, is_async: bool) -> 
     return a @ b + onto if use_acc else a @ b
 
 
-def _no_instruction(asm: str, constraints: str, args: list[Array], **options: Any) -> Array:
-    """What inline assembly gives that is empty and leaves its operand where it is; no other is emulated."""
+def _no_instruction(asm: str, constraints: str, args: list[Array], *how: Any, **options: Any) -> Array:
+    """What inline assembly gives that is empty and leaves its operand where it is, or only waits; no other is emulated.
+
+    When `add_sums` waits is read off what it is compiled to (test_hopper_kernels).
+    """
+    if asm == "griddepcontrol.wait; mov.u32 $0, 0;":
+        assert (constraints, args) == ("=r", [])
+        return _array(0)
     assert (asm, constraints, len(args)) == ("", "=f,0", 1)
     return args[0]
 
@@ -220,21 +282,24 @@ def _nothing(*args: Any, **options: Any) -> None:
     return None
 
 
-def _language(program: int, programs: int) -> SimpleNamespace:
-    """`gluon.language`, as far as the kernel uses it."""
+def _language(program: int, programs: int, second: int = 0) -> SimpleNamespace:
+    """`gluon.language`, as far as the kernels use it; `program` and `second` are a program's place on the grid."""
     layouts = dict.fromkeys(
         ("NVMMADistributedLayout", "SliceLayout", "DistributedLinearLayout", "BlockedLayout"), _nothing
     )
     return SimpleNamespace(
         **layouts, constexpr=constexpr, float32=np.float32, int32=np.int32, int64=np.int64,
-        program_id=lambda axis: program, num_programs=lambda axis: programs, static_range=range,
+        program_id=lambda axis: _array((program, second)[axis]), num_programs=lambda axis: _array(programs),
+        static_range=range,
         split=lambda x: (x[..., 0], x[..., 1]),
-        arange=lambda first, end, layout=None: _array(np.arange(first, end)),
+        arange=lambda first, end, layout=None: _array(np.arange(first, end, dtype=np.int32)),
         full=lambda shape, value, dtype, layout: _array(np.full(shape, value, dtype)),
         zeros=lambda shape, dtype, layout: _array(np.zeros(shape, dtype)),
-        where=lambda c, x, y: _array(np.where(c, x, y)),
-        maximum=lambda x, y, propagate_nan=None: _array((np.maximum if propagate_nan == ALL else np.fmax)(x, y)),
-        minimum=lambda x, y: _array(np.minimum(x, y)),
+        where=lambda c, x, y: _array(np.where(c, _written(x), _written(y))),
+        maximum=lambda x, y, propagate_nan=None: _array(
+            (np.maximum if propagate_nan == ALL else np.fmax)(_written(x), _written(y))
+        ),
+        minimum=lambda x, y: _array(np.minimum(_written(x), _written(y))),
         reshape=lambda x, shape: _array(np.reshape(x, shape)), permute=lambda x, axes: _array(np.transpose(x, axes)),
         convert_layout=lambda x, layout: x, max=lambda x, axis: _array(np.max(x, axis=axis)),
         inline_asm_elementwise=_no_instruction,
@@ -243,8 +308,8 @@ def _language(program: int, programs: int) -> SimpleNamespace:
 
 
 @pytest.fixture
-def emulate(monkeypatch):
-    """Scores (and winners) of a plan, by the kernel's own source."""
+def program(monkeypatch):
+    """One program of `maxsim_forward`, by the source of its loader and consumers."""
     for name, value in list(vars(hopper_kernels).items()):
         if name in ("UNIT", "ALL"):
             monkeypatch.setattr(hopper_kernels, name, value.value)
@@ -256,50 +321,78 @@ def emulate(monkeypatch):
     monkeypatch.setattr(hopper_kernels, "tma", copies)
     monkeypatch.setattr(hopper_kernels, "warpgroup_mma", _multiply)
     monkeypatch.setattr(hopper_kernels, "warpgroup_mma_wait", lambda left, deps: deps[0] if len(deps) == 1 else deps)
+    monkeypatch.setattr(hopper_kernels, "range", lambda *of: map(_array, range(*of)), raising=False)
 
-    def run(plan: HopperPlan, case: Case, argmax: bool = False) -> tuple[np.ndarray, np.ndarray]:
-        given = {role: getattr(case, role) is not None for role in ("q_starts", "q_lengths", "d_starts", "d_lengths")}
-        built = hopper_kernels.Tile(
-            plan.BM, plan.BN, plan.BR, plan.BK, plan.KS, plan.KC, plan.KI, ENDLESS, ENDLESS if plan.QST else 0,
-            plan.NC, plan.G, plan.SUM, plan.shared, *given.values(), plan.balanced, argmax,
-        )  # fmt: skip
-        t = SimpleNamespace(**{name: value.value for name, value in vars(built).items()})
-        out = np.full(case.Nq * plan.sums * case.K, 0 if plan.added else np.nan, np.float32)
-        won = np.full(case.Nq * case.K * case.q_max, UNTOUCHED, np.int16)
-        numbers = {
-            "n_chunks": plan.groups * plan.blocks, "n_groups": plan.groups, "n_blocks": plan.blocks, "Nq": case.Nq,
-            "K": case.K, "q_pitch": case.q_max, "q_max": case.q_max, "q_rows": len(case.q), "d_pitch": case.d_max,
-            "d_max": case.d_max, "d_total": len(case.d), "parts": plan.parts,
-        }  # fmt: skip
-        w = SimpleNamespace(
-            q_desc=Descriptor(case.q, plan.G, plan.BK), d_desc=Descriptor(case.d, plan.BR, plan.BK),
-            out_ptr=Pointer(out), arg_ptr=Pointer(won), q_start_ptr=Pointer(case.q_starts),
-            q_len_ptr=Pointer(case.q_lengths), d_start_ptr=Pointer(case.d_starts), d_len_ptr=Pointer(case.d_lengths),
-            **{name: _array(np.int64(value)) for name, value in numbers.items()},
-        )  # fmt: skip
-        for program in range(plan.programs):
-            monkeypatch.setattr(hopper_kernels, "gl", _language(program, plan.programs))
-            ring = Ring(plan)
-            with np.errstate(invalid="ignore"):
-                hopper_kernels._load(t, w, ring)  # to its end, before a consumer begins
-                for consumer in range(plan.NC):
-                    hopper_kernels._consume(t, w, ring, consumer)
-            ring.check(plan)
-        sums = out.reshape(case.Nq, plan.sums, case.K)
-        return _added(sums, plan.SUM == UNIT), won.reshape(case.Nq, case.K, case.q_max)
+    def run(plan: HopperPlan, t: SimpleNamespace, w: SimpleNamespace, number: int, programs: int) -> None:
+        monkeypatch.setattr(hopper_kernels, "gl", _language(number, programs))
+        ring = Ring(plan)
+        with np.errstate(invalid="ignore"):
+            hopper_kernels._load(t, w, ring)  # to its end, before a consumer begins
+            for consumer in range(plan.NC):
+                hopper_kernels._consume(t, w, ring, consumer)
+        ring.check(plan)
 
     return run
 
 
-def _added(sums: np.ndarray, pairs: bool) -> np.ndarray:
-    """What `add_sums` makes of partial sums [Nq, sums, K]."""
-    if sums.shape[1] == 1:
-        return sums[:, 0]
-    total = np.zeros_like(sums[:, 0])
-    for i in range(0, sums.shape[1], 2 if pairs else 1):
-        more = sums[:, i + 1] if pairs and i + 1 < sums.shape[1] else 0
-        total = total + (sums[:, i] + more)
-    return total
+@pytest.fixture
+def add(program, monkeypatch):
+    """Sums [Nq, K] of partial sums [Nq, sums, K], by the source of `add_sums` over its grid."""
+
+    def run(parts: np.ndarray, pairs: bool) -> np.ndarray:
+        Nq, sums, K = parts.shape
+        out = np.full(Nq * K, np.nan, np.float32)
+        for n in range(Nq):
+            for part in range(-(-K // 128)):
+                monkeypatch.setattr(hopper_kernels, "gl", _language(part, -(-K // 128), n))
+                numbers = (_array(x) for x in (Nq, K, sums))
+                hopper_kernels.add_sums.fn(Pointer(parts.reshape(-1)), Pointer(out), *numbers, pairs, 4)
+        return out.reshape(Nq, K)
+
+    return run
+
+
+@pytest.fixture
+def emulate(program, add):
+    """Scores (and winners) of a plan, by the kernels' own source."""
+
+    def run(plan: HopperPlan, case: Case, argmax: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        out = np.full(case.Nq * plan.sums * case.K, 0 if plan.added else np.nan, np.float32)
+        won = np.full(case.Nq * case.K * case.q_max, UNTOUCHED, np.int16)
+        t, w = compiled(plan, case, argmax), arguments(plan, case, out, won)
+        for number in range(plan.programs):
+            program(plan, t, w, number, plan.programs)
+        sums = out.reshape(case.Nq, plan.sums, case.K)
+        scores = sums[:, 0] if plan.sums == 1 else add(sums, plan.SUM == UNIT)
+        return scores, won.reshape(case.Nq, case.K, case.q_max)
+
+    return run
+
+
+def compiled(plan: HopperPlan, case: Case, argmax: bool) -> SimpleNamespace:
+    """Compile-time arguments, as plain values."""
+    given = [getattr(case, role) is not None for role in ("q_starts", "q_lengths", "d_starts", "d_lengths")]
+    built = hopper_kernels.Tile(
+        plan.BM, plan.BN, plan.BR, plan.BK, plan.KS, plan.KC, plan.KI, ENDLESS, ENDLESS if plan.QST else 0, plan.NC,
+        plan.G, plan.SUM, plan.shared, *given, plan.balanced, argmax,
+    )  # fmt: skip
+    return SimpleNamespace(**{name: value.value for name, value in vars(built).items()})
+
+
+def arguments(plan: HopperPlan, case: Case, out: Any, won: Any) -> SimpleNamespace:
+    """Run-time arguments of the widths that the kernel gets: starts of 64 bits, everything else of 32."""
+    numbers = {
+        "n_chunks": plan.groups * plan.blocks, "n_groups": plan.groups, "n_blocks": plan.blocks, "Nq": case.Nq,
+        "K": case.K, "q_pitch": case.q_max, "q_max": case.q_max, "q_rows": len(case.q), "d_pitch": case.d_max,
+        "d_max": case.d_max, "d_total": len(case.d), "parts": plan.parts,
+    }  # fmt: skip
+    q_lengths, d_lengths = (None if x is None else x.astype(np.int32) for x in (case.q_lengths, case.d_lengths))
+    return SimpleNamespace(
+        q_desc=Descriptor(case.q, plan.G, plan.BK), d_desc=Descriptor(case.d, plan.BR, plan.BK),
+        out_ptr=Pointer(out), arg_ptr=Pointer(won), q_start_ptr=Pointer(case.q_starts), q_len_ptr=Pointer(q_lengths),
+        d_start_ptr=Pointer(case.d_starts), d_len_ptr=Pointer(d_lengths),
+        **{name: _array(value) for name, value in numbers.items()},
+    )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -626,6 +719,144 @@ def test_a_guess_that_fits_costs_one_look_at_memory(emulate, monkeypatch):
         ends = [_array((block + i) * total // 264) for i in (0, 1)]
         hopper_kernels._lower_bounds(Pointer(starts), _array(1000), ends[0], guesses[0], ends[1], guesses[1], 1)
     assert len(steps) <= 2 * 264 // 10
+
+
+def test_an_integer_that_its_width_does_not_hold_is_an_error_here():
+    large = _array(2**30)
+    for overflows in (
+        lambda: large * 2,
+        lambda: 2 * large,
+        lambda: large + large,
+        lambda: -2 - large - large,
+        lambda: _array(np.array([1, 3], np.int32)) * large,
+        lambda: (large.to(np.int64) * 4).to(np.int32),
+    ):
+        with pytest.raises(AssertionError, match=r"overflows|does not fit"):
+            overflows()
+    assert int(large.to(np.int64) * large) == 2**60
+    assert (large * 1 + 5).dtype == np.int32
+
+
+class Computed:
+    """Memory of `size` starts, each worked out from its place: no array of so many is needed."""
+
+    def __init__(self, size: int, start: Callable[[np.ndarray], np.ndarray]) -> None:
+        self.size, self.start, self.dtype = size, start, np.dtype(np.int64)
+
+    def __getitem__(self, place: np.ndarray) -> np.ndarray:
+        return np.asarray(self.start(place.astype(np.int64)), np.int64)
+
+
+MOST = 2**31 - 2**16  # rows that `hopper.supports` accepts, and documents where none is empty
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+@pytest.mark.parametrize(("K", "total"), [(MOST, MOST), (MOST, 1000), (1000, MOST), (264, MOST), (MOST // 3, MOST)])
+def test_blocks_are_cut_where_they_belong_among_as_many_documents_and_rows_as_there_can_be(
+    program, monkeypatch, K, total, threads
+):
+    """A block's number times either passes 32 bits. Of even lengths the guess fits; otherwise it is all documents off.
+
+    A search for a row gives the first document that does not begin before it.
+    """
+    monkeypatch.setattr(hopper_kernels, "gl", _language(0, 1))
+    kinds = {
+        "even": (lambda k: k * total // K, lambda row: -(-row * K // total)),
+        "all rows in the last": (lambda k: k * 0, lambda row: 0 if row == 0 else K),
+        "all rows in the first": (lambda k: np.where(k > 0, total, 0), lambda row: 0 if row == 0 else 1),
+    }
+    numbers = {"n_groups": 2, "n_blocks": 264, "K": K, "d_total": total, "parts": 1}
+    w = SimpleNamespace(**{name: _array(value) for name, value in numbers.items()})
+    for block in (0, 1, 131, 262, 263):
+        t = SimpleNamespace(SHARED=True, BALANCED=False, UNITS=1)
+        found = hopper_kernels._chunk(t, w, _array(2 * block + 1), threads)
+        assert [int(x) for x in found] == [1, 0, block * K // 264, (block + 1) * K // 264]
+        t.BALANCED = True
+        for kind, (start, first_from) in kinds.items():
+            w.d_start_ptr = Pointer(Computed(K, start))
+            found = hopper_kernels._chunk(t, w, _array(2 * block + 1), threads)
+            lo, hi = (first_from((block + i) * total // 264) for i in (0, 1))
+            assert [int(x) for x in found] == [1, 0, lo, K if block == 263 else hi], (kind, block)
+
+
+class Sparse:
+    """Memory of which only what was stored takes room."""
+
+    def __init__(self, size: int, dtype: Any, empty: float) -> None:
+        self.size, self.dtype, self.empty = size, np.dtype(dtype), empty
+        self.held: dict[int, float] = {}
+
+    def __getitem__(self, place: np.ndarray) -> np.ndarray:
+        return np.array([self.held.get(at, self.empty) for at in place.tolist()], self.dtype)
+
+    def __setitem__(self, place: np.ndarray, values: np.ndarray) -> None:
+        self.held.update(zip(place.tolist(), values.tolist(), strict=True))
+
+
+class Recurring:
+    """`count` rows that are the same few over and over."""
+
+    def __init__(self, rows: np.ndarray, count: int) -> None:
+        self.rows, self.count = rows, count
+
+    def __getitem__(self, part: tuple[slice, slice]) -> np.ndarray:
+        row, column = part
+        return self.rows[np.arange(row.start, min(row.stop, self.count)) % len(self.rows), column]
+
+
+@pytest.mark.parametrize(("Nq", "Lq", "argmax"), [(40, 32, True), (20, 150, False)])
+def test_scores_and_winners_beyond_two_billion_lie_at_their_addresses(program, Nq, Lq, argmax):
+    """2^27 documents of one token in blocks of eight; one program scores the first of all, another the last."""
+    K, blocks = 2**27, 2**24
+    case = make(Nq, 7, Lq, (1, 1), "dense")
+    tile = _tile(2, 128, Nq, K, Lq, 32, True) or _tile(1, 64, Nq, K, Lq, 32, True)
+    assert tile is not None
+    _, plan = _schedule(tile, 264, 1, None, True, argmax, 132)
+    assert not plan.added
+    scores, won = Sparse(Nq * plan.sums * K, np.float32, np.nan), Sparse(Nq * K * Lq, np.int16, UNTOUCHED)
+    w = arguments(plan, case, scores, won)
+    w.d_desc = Descriptor(Recurring(case.d, K), plan.BR, plan.BK)
+    chunks = plan.groups * blocks
+    w.K, w.n_blocks, w.n_chunks = _array(K), _array(blocks), _array(chunks)
+    for group in range(plan.groups):
+        for block in (0, blocks - 1):
+            program(plan, compiled(plan, case, argmax), w, block * plan.groups + group, chunks)
+    expected, winners = case.expected()
+    documents = (*range(8), *range(K - 8, K))
+    assert len(scores.held) == len(documents) * Nq * plan.sums
+    assert len(won.held) == (len(documents) * Nq * Lq if argmax else 0)
+    assert max(scores.held) > 2**32
+    for n, doc in itertools.product(range(Nq), documents):
+        places = (np.arange(plan.sums) + n * plan.sums) * K + doc
+        assert np.isclose(scores[places].sum(), expected[n, doc % 7], rtol=1e-6, atol=1e-4), (n, doc)
+        if argmax:
+            assert (won[(n * K + doc) * Lq + np.arange(Lq)] == winners[n, doc % 7]).all(), (n, doc)
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("sums", [2, 3, 4, 5, 17])
+def test_partial_sums_are_added_in_their_order_and_none_of_the_next_query(add, sums, pairs):
+    """Sums of 64 rows first by pairs, so that they come to what sums of 128 rows come to; the last one may be alone."""
+    parts = np.random.default_rng(sums).standard_normal((3, sums, 129)).astype(np.float32)
+    whole = parts
+    if pairs:
+        padded = np.concatenate([parts, np.zeros((3, sums % 2, 129), np.float32)], axis=1)
+        whole = padded[:, ::2] + padded[:, 1::2]
+    expected = np.zeros((3, 129), np.float32)
+    for i in range(whole.shape[1]):
+        expected = expected + whole[:, i]
+    assert np.array_equal(add(parts, pairs), expected)
+
+
+def test_partial_sums_beyond_two_billion_are_found(program, monkeypatch):
+    """Of the last query: its partial sums, and its place among the scores."""
+    Nq, K, sums = 5, 2**29 + 1, 5
+    parts, out = Sparse(Nq * sums * K, np.float32, 0.0), Sparse(Nq * K, np.float32, np.nan)
+    parts[np.array([(4 * sums + i) * K + K - 1 for i in range(sums)])] = np.array([1, 2, 4, 8, 16])
+    monkeypatch.setattr(hopper_kernels, "gl", _language((K - 1) // 128, -(-K // 128), 4))
+    numbers = (_array(x) for x in (Nq, K, sums))
+    hopper_kernels.add_sums.fn(Pointer(parts), Pointer(out), *numbers, True, 4)
+    assert out.held == {4 * K + k: 31 if k == K - 1 else 0 for k in range((K - 1) // 128 * 128, K)}
 
 
 def test_every_consumer_takes_rows_of_its_own(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -14,6 +15,9 @@ from maxsim.fused.hopper_plan import HopperPlan, plan_shape
 from maxsim.fused.offline import Resources, compile_offline
 
 SHARED_LIMIT = 227 * 1024  # bytes a program may use on sm_90
+PROCESSOR_BYTES = 228 * 1024  # of all programs on a multiprocessor, and RESERVED_BYTES for each of them
+RESERVED_BYTES = 1024
+BARRIER_BYTES = 1024  # of a program, for barriers and reductions, as plans leave them room
 
 EVERYTHING = {"HAS_Q_STARTS": True, "HAS_Q_LENGTHS": True, "HAS_STARTS": True, "HAS_LENGTHS": True}
 
@@ -105,6 +109,11 @@ def test_a_variant_stays_within_its_budget(name):
     assert used.registers <= registers
     assert used.spills <= spills
     assert used.shared <= SHARED_LIMIT
+    plan = plan_shape(**shape)
+    assert plan.per_processor * (used.shared + RESERVED_BYTES) <= PROCESSOR_BYTES
+    query_rows = (plan.QST * plan.KC if plan.QST else plan.ST) * plan.NC * plan.BM
+    tiles = (query_rows + plan.ST * plan.BN) * plan.KS * plan.BK * 2
+    assert tiles < used.shared <= tiles + BARRIER_BYTES
 
 
 def test_bf16_costs_what_fp16_costs():
@@ -113,7 +122,38 @@ def test_bf16_costs_what_fp16_costs():
     assert (used.registers, used.spills) == (registers, spills)
 
 
-def test_the_second_kernel_compiles():
+@pytest.fixture
+def ptx(monkeypatch) -> list[str]:
+    """PTX of every kernel that is compiled, in order."""
+    import triton.compiler
+
+    seen: list[str] = []
+    compiles = triton.compiler.compile
+
+    def keep(*args: Any, **options: Any) -> Any:
+        compiled = compiles(*args, **options)
+        seen.append(compiled.asm["ptx"])
+        return compiled
+
+    monkeypatch.setattr(triton.compiler, "compile", keep)
+    return seen
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+def test_the_second_kernel_touches_memory_only_when_the_first_has_written_it(ptx, pairs):
+    """It is scheduled while the first one runs, and neither may it read early nor write what others still read."""
     signature = {"part_ptr": "*fp32", "out_ptr": "*fp32", "Nq": "i32", "K": "i32", "sums": "i32"}
-    used = compile_offline(hopper_kernels.add_sums, signature, {"PAIRS": True, "num_warps": 4}, 90)
+    used = compile_offline(hopper_kernels.add_sums, signature, {"PAIRS": pairs, "num_warps": 4}, 90)
     assert used.spills == 0
+    before, wait, after = ptx[0].partition("griddepcontrol.wait;")
+    assert wait
+    touches = [re.findall(r"\b(?:ld|st|atom|red|cp|prefetch)\w*[.\w:]*\.global", part) for part in (before, after)]
+    assert touches[0] == []
+    assert len(touches[1]) >= (3 if pairs else 2), "sums of 64 rows in pairs, a total"
+    assert "griddepcontrol" not in after, "the wait is one, in no branch that could pass it by"
+
+
+def test_the_first_kernel_lets_the_second_one_be_scheduled(ptx):
+    resources(VARIANTS["several short queries"][0], {}, "fp16")
+    assert ptx[0].count("griddepcontrol.launch_dependents;") == 1
+    assert "griddepcontrol.wait" not in ptx[0]

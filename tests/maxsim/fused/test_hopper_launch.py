@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import struct
 from types import SimpleNamespace
 
@@ -29,6 +30,9 @@ PTX = """
 """
 
 
+WAITING = PTX + "\tgriddepcontrol.wait;\n"  # for the kernel before it, by itself
+
+
 class Driver:
     """Stands in for libcuda: reads the arguments of a launch as the real one does."""
 
@@ -39,13 +43,18 @@ class Driver:
 
     def cuLaunchKernel(self, function, x, y, z, bx, by, bz, shared, stream, arguments, extra):
         assert extra is None
-        formats = ["128s", "I", "I", "Q", "Q", "Q", "I", "Q", "Q"]
-        values = [
-            struct.unpack(f, ctypes.string_at(at, struct.calcsize(f)))[0]
-            for at, f in zip(arguments, formats, strict=True)
-        ]
         numbers = [n.value for n in (x, y, z, bx, by, bz)]
+        values = passed(arguments)
         self.seen.append((function.value, tuple(numbers[:3]), tuple(numbers[3:]), shared.value, stream.value, values))
+        return self.code
+
+    def cuLaunchKernelEx(self, config, function, arguments, extra):
+        """Reads bytes where cuda.h has the fields of CUlaunchConfig and of CUlaunchAttribute, whatever ours say."""
+        assert extra is None
+        *numbers, shared, stream, at, count = struct.unpack("=7I4xQQI", ctypes.string_at(config, 52))
+        attributes = [struct.unpack("=I4xI", ctypes.string_at(at + 72 * i, 12)) for i in range(count)]
+        values = passed(arguments)
+        self.seen.append((function.value, tuple(numbers[:3]), tuple(numbers[3:]), shared, stream, attributes, values))
         return self.code
 
     def cuTensorMapEncodeTiled(self, at, dtype, rank, address, dims, strides, box, steps, inter, swizzle, l2, fill):
@@ -56,6 +65,14 @@ class Driver:
 
     def cuGetErrorString(self, code, text):
         ctypes.cast(text, ctypes.POINTER(ctypes.c_char_p))[0] = b"invalid argument"
+
+
+def passed(arguments) -> list[object]:
+    """Values at the addresses that a launch of `PTX` is given."""
+    formats = ["128s", "I", "I", "Q", "Q", "Q", "I", "Q", "Q"]
+    return [
+        struct.unpack(f, ctypes.string_at(at, struct.calcsize(f)))[0] for at, f in zip(arguments, formats, strict=True)
+    ]
 
 
 @pytest.fixture
@@ -84,6 +101,46 @@ def test_arguments_arrive_where_the_driver_looks_for_them(driver):
     [(function, grid, threads, shared, stream, values)] = driver.seen
     assert (function, grid, threads, shared, stream) == (1234, (5, 2, 1), (384, 1, 1), 200_000, 99)
     assert values == [bytes(range(128)), 7, 96, 96, 1, 2**40 + 1, 17, 0, 0]
+
+
+def test_the_structures_of_a_launch_lie_in_memory_as_cuda_h_has_them():
+    """Seven numbers, 4 bytes of padding, two pointers and a count; an id, 4 bytes of padding and 64 of a value."""
+    config, attribute = hopper_launch._Config, hopper_launch._Attribute
+    assert (config.numbers.offset, config.numbers.size) == (0, 28)
+    assert (config.stream.offset, config.attributes.offset, config.count.offset) == (32, 40, 48)
+    assert (attribute.kind.offset, attribute.value.offset, attribute.value.size) == (0, 8, 64)
+    assert (ctypes.sizeof(config), ctypes.sizeof(attribute)) == (56, 72)
+
+
+def test_a_kernel_that_waits_itself_may_be_scheduled_while_the_one_before_it_runs(driver):
+    """CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION is 6; what a kept call points to must live as long."""
+    launch = DirectLaunch(1234, WAITING, 200_000)
+    boxes = Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64)
+    kept = []
+    for _ in range(3):
+        launch((5, 2), 2**40 + 8, [boxes.encoded()], [2**40 + 1, 17])
+        gc.collect()
+        kept += [ctypes.create_string_buffer(b"\xff" * size, size) for size in (28, 56, 64, 72) for _ in range(1000)]
+    values = [bytes(range(128)), 7, 96, 96, 1, 2**40 + 1, 17, 0, 0]
+    assert driver.seen == [(1234, (5, 2, 1), (384, 1, 1), 200_000, 2**40 + 8, [(6, 1)], values)] * 3
+    assert len(launch.calls) == 1
+
+
+def test_grids_and_streams_of_a_kernel_that_waits_are_kept_apart(driver):
+    launch = DirectLaunch(1234, WAITING, 200_000)
+    maps = [Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64).encoded()]
+    calls = [((5, 2), 99), ((6, 2), 99), ((5, 3), 98), ((5, 2), 99)]
+    for grid, stream in calls:
+        launch(grid, stream, maps, [1, 2])
+    assert [(grid[:2], stream) for _, grid, _, _, stream, _, _ in driver.seen] == calls
+
+
+def test_a_refused_launch_of_a_kernel_that_waits_is_an_error(driver):
+    launch = DirectLaunch(1234, WAITING, 0)
+    encoded = map_of(torch.zeros(1, 8, dtype=torch.float16))
+    driver.code = 1
+    with pytest.raises(DriverError, match=r"invalid argument \(1\)"):
+        launch((1, 1), 0, [encoded], [0, 0])
 
 
 def test_grids_and_streams_of_one_kernel_are_kept_apart(driver):

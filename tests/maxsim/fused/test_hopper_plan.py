@@ -15,13 +15,17 @@ from maxsim.fused.hopper_plan import (
     MANY_TILES,
     READ_AHEAD,
     READ_AHEAD_FEW,
-    SHARED_BYTES,
     SMALL_SUMS_BYTES,
     TILE,
     UNIT,
     HopperPlan,
     plan_shape,
 )
+
+PROCESSOR_BYTES = 228 * 1024  # shared memory of a multiprocessor of sm_90
+RESERVED_BYTES = 1024  # of it, the hardware keeps for each resident program
+BARRIER_BYTES = 1024  # at most, of a program: barriers and reductions (test_hopper_kernels holds compiled ones to it)
+SIMILARITIES = 64 * 128  # of a consumer: all that a thread of 128 registers has room for
 
 SHAPES = [
     {"Nq": Nq, "K": K, "Lq": Lq, "Ld": Ld, "d": d, "shared": shared}
@@ -45,10 +49,47 @@ def shared_bytes(plan: HopperPlan) -> int:
     return (held + plan.ST * plan.KS * plan.BN) * plan.BK * 2
 
 
+def paired_plans() -> list[tuple[dict, HopperPlan]]:
+    """Plans of which two programs share a multiprocessor, of every width that has such."""
+    shapes = [
+        {"Nq": Nq, "K": K, "Lq": Lq, "Ld": Ld, "d": d, "contiguous": contiguous, "shared": shared}
+        for (Nq, K), Lq, Ld, d, contiguous, shared in itertools.product(
+            [(1, 300), (1, 10_000), (400, 100)], [32, 128], [20, 300], range(8, 321, 8), [True, False], [True, False]
+        )
+    ]
+    found = [(shape, plan_shape(**shape)) for shape in shapes]
+    return [(shape, plan) for shape, plan in found if plan.per_processor == 2]
+
+
+def resident_bytes(plan: HopperPlan) -> int:
+    """Shared memory of a multiprocessor that its programs of a plan take, with everything."""
+    return plan.per_processor * (shared_bytes(plan) + BARRIER_BYTES + RESERVED_BYTES)
+
+
 def test_every_plan_fits_into_shared_memory_with_a_ring_of_three_stages_or_two_rings_of_two():
-    for shape, plan in plans():
-        assert plan.per_processor * (shared_bytes(plan) + 1024) <= SHARED_BYTES + 1024, shape
+    for shape, plan in (*plans(), *paired_plans()):
+        assert resident_bytes(plan) <= PROCESSOR_BYTES, shape
         assert plan.ST + plan.per_processor >= 4, shape
+
+
+def test_two_rings_leave_room_for_the_barriers_of_both_and_for_what_the_hardware_reserves():
+    """To the kilobyte: a ring of pieces far smaller than any embedding's, which are of 4 KB and hide the last one."""
+    nearest = 0
+    for BM, BN, KC in itertools.product((64, 128), (64, 128), range(1, 110)):
+        tile = hopper_plan._Tile(1, BM, 8, 1, KC, 64, 64, True, 1, 1, BN, per_processor=2)
+        ring = hopper_plan._ring(tile, many=False)
+        if ring is not None:
+            QST, ST, KS, _ = ring
+            used = 2 * ((QST * BM * KC + ST * BN) * 8 * KS * 2 + BARRIER_BYTES + RESERVED_BYTES)
+            assert used <= PROCESSOR_BYTES, tile
+            nearest = max(nearest, used)
+    assert nearest == PROCESSOR_BYTES, "no more is left unused than need be"
+
+
+def test_a_consumer_of_programs_that_share_a_processor_has_no_more_similarities_than_registers():
+    sizes = {(plan.BM, plan.BN) for _, plan in (*plans(), *paired_plans()) if plan.per_processor == 2}
+    assert all(BM * BN <= SIMILARITIES for BM, BN in sizes), sizes
+    assert sizes == {(64, 64), (64, 128), (128, 64)}
 
 
 def test_columns_cover_the_embedding_and_waste_less_than_one_copy():
@@ -160,6 +201,17 @@ def test_programs_that_share_a_processor_ask_for_little_at_a_time():
             few = plan.groups == 1 and plan.docs_per_program * shape["Ld"] < FEW_ROWS
             assert plan.ST == 2 or not few or 2 * plan.ST * stage <= READ_AHEAD_FEW, shape
     assert [plan_shape(Nq=1, K=K, Lq=32, Ld=300, d=128).ST for K in (1000, 10_000)] == [2, 3]
+
+
+def test_a_program_has_as_many_rows_as_all_its_chunks_together():
+    """Eight chunks of 1280 rows are many: how far ahead to read is no matter of one chunk."""
+    shape = {"Nq": 400, "Lq": 32, "Ld": 64, "d": 128, "shared": False}
+    plan = plan_shape(K=100, **shape)
+    chunks = -(-plan.groups * plan.blocks // plan.programs)
+    rows = plan.docs_per_program * shape["Ld"]
+    assert (plan.per_processor, chunks) == (2, 8)
+    assert rows < FEW_ROWS < chunks * rows
+    assert (plan.ST, plan_shape(K=10, **shape).ST) == (3, 2), "all that READ_AHEAD allows; of few rows, less"
 
 
 def test_a_lone_short_query_reads_no_further_ahead_than_two_programs_do():

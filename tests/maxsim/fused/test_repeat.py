@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from types import SimpleNamespace
 
 import pytest
@@ -75,6 +76,24 @@ def test_partial_sums_of_a_long_query_are_added(fired):
     (_, _, _, first), (name, _, maps, second) = fired
     assert (name, maps) == ("add", [])
     assert second == [first[0], scores.data_ptr(), 1, 300, plan.sums]
+
+
+@pytest.mark.parametrize(("Lq", "sums"), [(128, 1), (300, 3)], ids=["scores", "partial sums"])
+def test_numbers_that_two_units_add_to_are_zero_when_they_are_launched(fired, monkeypatch, Lq, sums):
+    """Above d = 512 a query of more than 64 tokens has two units that add to one number, in scores or partial sums."""
+    q, d = tokens(half(2, Lq, 768), role="Q"), tokens(half(7, 20, 768))
+    plan = hopper.plan(q, d)
+    assert (plan.added, plan.sums) == (True, sums)
+    found = []
+
+    def read(grid, stream, maps, values):
+        found.append(list((ctypes.c_float * (2 * sums * 7)).from_address(values[0])))
+
+    kernels = SimpleNamespace(direct=read), SimpleNamespace(direct=lambda *launch: None)
+    monkeypatch.setattr(hopper, "_kernels", lambda *of: kernels)
+    remembered(q, d, q, d)
+    assert again(q, d).shape == (2, 7)
+    assert found == [[0.0] * (2 * sums * 7)]
 
 
 @pytest.mark.parametrize(
