@@ -205,7 +205,7 @@ def claims(element: str | None, verdict: str | None, every: bool, local: bool, a
     What was published, on what, what was measured, on what, whether they compare, and the verdict.
 
     \b
-    Example: maxsim-bench claims --element tab:fwd --verdict differs
+    Example: maxsim-bench claims --element tab:train --verdict differs
     """
     from dataclasses import asdict
 
@@ -383,7 +383,7 @@ def show(cell: str, experiments: Path, results: Path, as_json: bool) -> None:
     CELL is the hash of the cell, or the beginning of it.
 
     \b
-    Example: maxsim-bench show 3f2a
+    Example: maxsim-bench show 2026
     """
     from maxsim_bench.catalogue import find_cell, found_lines
 

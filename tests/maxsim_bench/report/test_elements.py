@@ -50,7 +50,7 @@ def test_a_search_says_whether_copies_from_host_memory_are_among_its_ceilings(ma
         shown = found(made.results(rows))
         told[name] = shown["search_scaling/ceiling"].caption
         assert told[name].split(" In %.")[0] in shown["search_scaling/ceiling-over-B"].caption
-    copies, partly = "the read bandwidth or the rate of copies from pinned host memory", "Of the first two alone"
+    copies, partly = "the read bandwidth or the rate of copies from pinned host memory", "Without the copies"
     assert "how fast copies from there are was not measured" in told["before"]
     assert copies not in told["before"]
     assert copies in told["after"]
@@ -253,7 +253,7 @@ def test_a_sentence_says_what_int8_gains_where_products_and_where_reading_bind(m
     assert sentence == (
         "What INT8 gains and costs on H200: one scale a token is 2.00× as fast as our fp16 where products bind (Lq = "
         "1024, Ld = 1024, B = 1K) and 1.50× as fast as our fp16 where reading binds (Lq = 32, Ld = 1024, B = 1K), in "
-        "50 % of its bytes, with a |ΔnDCG@10| of at most 2.0e-03 over 2 collections."
+        "50 % of its bytes, with a |ΔnDCG@10| of at most 2.0e-03 in 2 audits of 2 data sets."
     )
 
 

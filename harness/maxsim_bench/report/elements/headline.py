@@ -93,7 +93,7 @@ def _table(device: str, rows: pd.DataFrame, ratios: _Ratios) -> Table:
         f"summary/forward-{device}", f"One query against a corpus on {names.card(device)}", columns, table,
         tuple(sorted(set(rows["source"]))),
         "fp16, d = 128, cold L2, median of one call. The ceiling is what this card reached "
-        "in the same session, in matrix products or streaming reads, whichever binds. "
+        "in the same session, in matrix products or streaming reads, or an empty launch, whichever binds. "
         f"{RATIOS} OOM: ran out of memory.",
         "tab:fwd",
     )  # fmt: skip
@@ -135,6 +135,7 @@ def limits(results: Results) -> Iterator[Table]:
         columns = [
             Column("Nq", "Nq", "{:.0f}".format),
             Column("B", "B", names.count),
+            Column("documents", "documents", right=False),
             Column("Lq", "Lq", "{:.0f}".format),
             Column("Ld", "Ld", right=False),
             Column("d", "d", "{:.0f}".format),
@@ -149,7 +150,8 @@ def limits(results: Results) -> Iterator[Table]:
             columns, table, tuple(sorted(set(rows["source"]))),
             "fp16, cold L2, median of one call. The better peer is the faster of flash-maxsim"
             f" and late-interaction-kernels. {RATIOS} The ceiling is the best that the card reached in the session, in"
-            " products (the library's or those of a loop that only multiplies) or in streaming reads, whichever binds.",
+            " products (the library's or those of a loop that only multiplies), in streaming reads, or an empty launch,"
+            " whichever binds. Documents of their own: every query has other ones, as many as column B says.",
         )  # fmt: skip
 
 
@@ -159,10 +161,11 @@ def _limit(cell: pd.DataFrame, ratios: _Ratios) -> dict[str, Any] | None:
         return None
     own, times = here.loc[OURS], here["latency_ms"]
     peer = times.reindex(list(PEERS)).min()
-    ragged = own["layout"] == "packed"
+    ragged = own["length_distribution"] not in (None, "none") and pd.notna(own["length_distribution"])
     return {
         "Nq": own["Nq"], "B": own["B"], "Lq": own["Lq"], "d": own["d"],
-        "Ld": f"{own['length_distribution']} (packed)" if ragged else f"{own['Ld']:.0f}",
+        "documents": "their own" if own["pairing"] == "candidates" else "shared",
+        "Ld": f"{own['length_distribution']} ({own['layout']})" if ragged else f"{own['Ld']:.0f}",
         "eager": times.get("eager", float("nan")), "peer": peer, "ours": own["latency_ms"],
         **ratios.of(here), "ceiling": own["percent_of_ceiling"],
     }  # fmt: skip

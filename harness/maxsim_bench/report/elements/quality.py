@@ -137,7 +137,8 @@ def _gain(kind: str, rows: Sequence[Row], pairs: Pairs, results: Results, device
     frame = fidelity_rows(results)
     mine = frame[(frame["backend"] == backend) & (frame["device"] == device) & frame["delta"].notna()]
     moved = (
-        f", with a |ΔnDCG@10| of at most {mine['delta'].abs().max():.1e} over {len(mine)} collections"
+        f", with a |ΔnDCG@10| of at most {mine['delta'].abs().max():.1e} in {len(mine)} audits of "
+        f"{mine['dataset'].nunique()} data sets"
         if len(mine)
         else ""
     )

@@ -27,18 +27,19 @@ CAPTIONS = {
     "latency": "Median of one call.",
     "memory": "Peak allocated during a call beyond its inputs.",
     "speedup": "Median of paired ratios over {baseline}, with its 95 % interval; above 1 is faster.",
-    "ceiling": "Of the matrix-product rate or the read bandwidth measured in the same session, whichever binds.",
+    "ceiling": "Of the matrix-product rate or the read bandwidth measured in the same session, or an empty launch, "
+    "whichever binds.",
 }
 # The same of searches whose corpus lies in host memory, where their sessions measured copies from there, and where not.
 WITH_COPIES = (
     "Of the matrix-product rate, the read bandwidth or the rate of copies from pinned host memory measured in the same "
-    "session, whichever binds."
+    "session, or an empty launch, whichever binds."
 )
 WITHOUT_COPIES = (
-    "Of the matrix-product rate or the read bandwidth measured in the same session, whichever binds; the corpus comes "
-    "from host memory, and how fast copies from there are was not measured then."
+    "Of the matrix-product rate or the read bandwidth measured in the same session, or an empty launch, whichever "
+    "binds; the corpus comes from host memory, and how fast copies from there are was not measured then."
 )
-PARTLY = " Of the first two alone, where a session did not measure the third."
+PARTLY = " Without the copies, where a session did not measure them."
 UNIT_LINES = {"speedup": 1.0, "ceiling": 100.0}
 BARS = {"latency": " Bars span the 20th to the 80th percentile."}
 MARKS = " Marks at the upper edge: no number, and why."
