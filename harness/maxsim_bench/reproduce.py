@@ -60,6 +60,10 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
     for experiment in declared:
         make = _rankings if experiment.op == "fidelity" else _grid
         step = make(experiment, machine, profile, places)
+        if (
+            step is None and element is not None
+        ):  # asked for by name: to leave it out in silence would look like success
+            step = _nothing(experiment, machine, profile)
         found += [step] if step is not None else []
     found += [_curves(machine, places)] if curves else []
     if machine.device == "cpu" and element is None:
@@ -116,6 +120,12 @@ def _grid(experiment: Experiment, machine: Machine, profile: ProfileName, places
 
     title = f"{experiment.name} ({profile}): {len(plan.planned)} cells, {plan.measurements} measurements"
     return Step(title, plan.seconds, 2e3 * plan.measurements, run)
+
+
+def _nothing(experiment: Experiment, machine: Machine, profile: ProfileName) -> Step:
+    cards = ", ".join(card for card in experiment.gpus("paper") if card not in (machine.key, "any"))
+    title = f"{experiment.name} ({profile}): nothing to measure, no cell is declared for {machine.key}"
+    return Step(f"{title}; there are cells for {cards}" if cards else title, 0, 0, lambda say: True)
 
 
 def _interpret(say: Say) -> bool:
@@ -182,7 +192,8 @@ def _report(places: Places) -> Callable[[Say], bool]:
 def announcement(machine: Machine, planned: list[Step]) -> list[str]:
     """What will be done, how long it takes here and how much disk it needs."""
     lines = [f"on {machine.name} ({machine.key}, {machine.processors} processors):"]
-    lines += [f"  {i}. {step.title}, about {duration(step.seconds)}" for i, step in enumerate(planned, start=1)]
+    for i, step in enumerate(planned, start=1):
+        lines.append(f"  {i}. {step.title}" + (f", about {duration(step.seconds)}" if step.seconds else ""))
     seconds, disk = sum(s.seconds for s in planned), sum(s.disk_bytes for s in planned)
     lines.append(f"together about {duration(seconds)} and {size(disk)} of disk; what is finished is not done again")
     return lines

@@ -72,6 +72,16 @@ def test_an_element_keeps_what_answers_it_and_the_report(element: str, begin: li
     assert last == "tables, figures, verdicts and the page"
 
 
+def test_an_element_without_a_cell_for_this_machine_says_so_instead_of_measuring_nothing_in_silence() -> None:
+    nothing, last = steps(CPU, PLACES, "tab:varlen")
+    assert nothing.title == (
+        "varlen (smoke): nothing to measure, no cell is declared for cpu; there are cells for h200, a100-80gb"
+    )
+    assert announcement(CPU, [nothing, last])[1] == f"  1. {nothing.title}"
+    assert nothing.run(print)
+    assert all("nothing to measure" not in step.title for step in steps(CPU, PLACES)), "nobody asked for these"
+
+
 def test_the_loss_curves_are_trained_small_without_a_gpu_into_this_machines_own_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

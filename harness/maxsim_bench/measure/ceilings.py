@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from maxsim_bench.measure import memory
 from maxsim_bench.measure.failures import describe
 from maxsim_bench.measure.statistics import quantile
 from maxsim_bench.measure.timer import Call, Policy, Timing, TimingBudget, time_callables
@@ -250,7 +251,7 @@ def _copy_gbs(device: str) -> float:
     try:
         return _COPY_BYTES / _time(_host_copy, "warm_l2", _COPY_BUDGET, device) / 1e6
     finally:
-        _release_pinned()
+        memory.release_pinned()
 
 
 def _host_copy() -> Call:
@@ -260,15 +261,6 @@ def _host_copy() -> Call:
     block = torch.ones(_COPY_BYTES // 4, dtype=torch.float32, pin_memory=True)
     there = torch.empty_like(block, device="cuda")
     return lambda: there.copy_(block, non_blocking=True)
-
-
-def _release_pinned() -> None:
-    """Give pinned blocks that nobody holds back to the system: torch keeps them for the next who asks."""
-    import torch
-
-    torch.cuda.synchronize()  # a block is free once the copies out of it are done
-    release = getattr(torch.accelerator, "empty_host_cache", None)  # public in torch 2.13; below it has a private name
-    (release or torch._C._host_emptyCache)()
 
 
 def _empty_kernel() -> Call:

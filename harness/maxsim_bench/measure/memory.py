@@ -99,6 +99,15 @@ def settle(device: str) -> int | None:
     return allocated(device)
 
 
+def release_pinned() -> None:
+    """Give pinned blocks that nobody holds back to the system: torch keeps them for the next who asks."""
+    import torch
+
+    torch.cuda.synchronize()  # a block is free once the copies out of it are done
+    release = getattr(torch.accelerator, "empty_host_cache", None)  # public in torch 2.13; below it has a private name
+    (release or torch._C._host_emptyCache)()
+
+
 def freeze() -> None:
     """Leave what is alive now out of later collections: torch's own modules take 0.1 s each time."""
     gc.freeze()

@@ -34,8 +34,8 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
     what a card draws in seconds.
 
     Raises:
-        MemoryError: for a dense corpus that host memory has no room for. The system grants memory that it has not got
-            and ends processes once it is touched: this one, or the whole container.
+        MemoryError: for a dense or packed corpus that host memory has no room for. The system grants memory that it has
+            not got and ends processes once it is touched: this one, or the whole container.
     """
     if cell.op != "search" or device != "cuda":
         return make_inputs(cell, device, set_index)
@@ -50,7 +50,7 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
     queries = make_inputs(cell.model_copy(update={"B": 1}), device, set_index)
     pinned = axis_of(cell, VARIANT + "host") != "pageable"
     nbytes = cell.B * queries.D.nbytes
-    _expect_room(1 << (nbytes - 1).bit_length() if pinned else nbytes)  # torch pins powers of two
+    _expect_room(nbytes, pinned)
     corpus = torch.empty((cell.B, *queries.D.shape[1:]), dtype=queries.D.dtype, pin_memory=pinned)
     fill_corpus(corpus, cell, device, set_index)
     return Inputs(Q=queries.Q, D=corpus)
@@ -83,8 +83,11 @@ def fill_corpus(corpus: torch.Tensor, cell: Cell, device: str, set_index: int) -
             staging.to_host(place, block.D)
 
 
-def _expect_room(nbytes: int) -> None:
-    """Raises MemoryError if so many bytes for a corpus are more than host memory has free."""
+def _expect_room(nbytes: int, pinned: bool) -> None:
+    """Raises MemoryError if a corpus of so many bytes is more than host memory has free; torch pins powers of two."""
+    nbytes = 1 << (nbytes - 1).bit_length() if pinned else nbytes
+    if nbytes > _HOST_SHARE * memory.available_bytes("cpu"):
+        memory.release_pinned()  # of earlier corpora, which one process keeps for the next
     free = memory.available_bytes("cpu")
     if nbytes > _HOST_SHARE * free:
         raise MemoryError(f"the corpus takes {nbytes / 1e9:.1f} GB of host memory, where {free / 1e9:.1f} GB are free")
@@ -101,6 +104,7 @@ def _packed_corpus(cell: Cell, device: str, set_index: int) -> Inputs:
     lengths = torch.from_numpy(draw_lengths(name, cell.B, seed=cell.seed + 7919 * set_index, Ld=cell.Ld or 1))
     offsets = torch.zeros(cell.B + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
+    _expect_room(max(1, int(offsets[-1])) * cell.d * queries.D.element_size(), pinned=True)
     rows = torch.empty((int(offsets[-1]), cell.d), dtype=queries.D.dtype, pin_memory=True)
     for number, start in enumerate(range(0, cell.B, _BLOCK_DOCUMENTS)):
         first, last = offsets[[start, min(start + _BLOCK_DOCUMENTS, cell.B)]].tolist()

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from maxsim.search import search
-from maxsim_bench.measure import ceilings
+from maxsim_bench.measure import ceilings, memory
 from maxsim_bench.measure.ceilings import Ceilings, Offer, measure_ceilings, percent_of_ceiling
 from maxsim_bench.measure.datasheet import impossible, peak_of
 from maxsim_bench.measure.timer import TimingBudget
@@ -101,7 +101,7 @@ class Card:
         monkeypatch.setattr(torch, "empty_like", lambda like, device: Card.Memory(self, empty_like(like), device))
         monkeypatch.setattr(ceilings, "_COPY_BYTES", 1 << 12)
         monkeypatch.setattr(ceilings, "_time", self._time)
-        monkeypatch.setattr(ceilings, "_release_pinned", self._release)
+        monkeypatch.setattr(ceilings.memory, "release_pinned", self._release)
 
     class Memory:
         """Where a copy goes to."""
@@ -166,7 +166,7 @@ def test_pinned_memory_is_released_once_copies_are_done(monkeypatch: pytest.Monk
     else:
         monkeypatch.delattr(torch.accelerator, "empty_host_cache", raising=False)
         monkeypatch.setattr(torch._C, "_host_emptyCache", lambda: done.append("private"), raising=False)
-    ceilings._release_pinned()
+    memory.release_pinned()
     assert done == ["synchronize", "public" if public else "private"]
 
 

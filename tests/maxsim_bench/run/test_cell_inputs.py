@@ -51,12 +51,38 @@ def test_a_corpus_that_host_memory_has_no_room_for_is_refused_before_it_is_touch
 ) -> None:
     """80 kB, pinned 128 KiB: the system would grant any of them, and end the process once their pages are written."""
     monkeypatch.setattr(cell_inputs.memory, "available_bytes", lambda device: {"cpu": free}[device])
+    monkeypatch.setattr(cell_inputs.memory, "release_pinned", lambda: None)
     cell = PAGEABLE.model_copy(update={"variant": f"host={host}"})
     if fits:
         assert draw_inputs(cell, "cuda", 0).D.nbytes == 80_000
         return
     with pytest.raises(MemoryError, match=r"takes 0\.0 GB of host memory, where 0\.0 GB are free"):
         draw_inputs(cell, "cuda", 0)
+
+
+@pytest.mark.usefixtures("no_card")
+@pytest.mark.parametrize(
+    "cell", [CELL, PAGEABLE.model_copy(update={"variant": "host=pinned"})], ids=["packed", "dense"]
+)
+def test_pinned_memory_of_earlier_corpora_is_given_back_before_the_next_is_refused(
+    monkeypatch: pytest.MonkeyPatch, cell: Cell
+) -> None:
+    """torch keeps it, and the system counts it as used; no corpus is made where that does not suffice either."""
+    free, released = [1000], []
+    monkeypatch.setattr(cell_inputs.memory, "available_bytes", lambda device: free[0])
+    monkeypatch.setattr(cell_inputs.memory, "release_pinned", lambda: released.append(1))
+    with pytest.raises(MemoryError, match=r"where 0\.0 GB are free"):
+        draw_inputs(cell, "cuda", 0)
+    assert released == [1]
+    monkeypatch.setattr(cell_inputs.memory, "release_pinned", lambda: free.append(free.pop() + (1 << 40)))
+    monkeypatch.setattr(
+        torch, "empty", lambda *size, pin_memory=False, empty=torch.empty, **given: empty(*size, **given)
+    )
+    monkeypatch.setattr(
+        cell_inputs, "unit_vectors", lambda shape, dtype, device, generator: torch.ones(shape, dtype=dtype)
+    )
+    monkeypatch.setattr(torch, "Generator", lambda device, generator=torch.Generator: generator())
+    assert draw_inputs(cell, "cuda", 0).D.numel()
 
 
 @pytest.mark.gpu
