@@ -76,8 +76,8 @@ class SweepProgress:
     def parting(self, again: list[str], left: list[str], cells: int) -> None:
         """A line, before the first cell, for rows whose ratios a forced sweep of a part of the backends takes away."""
         self._line(
-            f"{self._name}: {', '.join(again)} will be measured again without {', '.join(left)}, which took turns with "
-            f"the rows that this replaces: ratios between the two will be missing ({cells} of the cells)"
+            f"{self._name}: rows of {', '.join(again)} are replaced, those of {', '.join(left)} stay ({cells} of the "
+            "cells): ratios between the two will be missing until one run measures both"
         )
 
     def _line(self, text: str) -> None:

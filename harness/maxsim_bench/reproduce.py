@@ -60,10 +60,8 @@ def steps(machine: Machine, places: Places, element: str | None = None) -> list[
     for experiment in declared:
         make = _rankings if experiment.op == "fidelity" else _grid
         step = make(experiment, machine, profile, places)
-        if (
-            step is None and element is not None
-        ):  # asked for by name: to leave it out in silence would look like success
-            step = _nothing(experiment, machine, profile)
+        if step is None and element is not None:
+            step = _nothing(experiment, machine, profile)  # asked for: to leave it out in silence looks like success
         found += [step] if step is not None else []
     found += [_curves(machine, places)] if curves else []
     if machine.device == "cpu" and element is None:

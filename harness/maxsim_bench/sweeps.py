@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import BaseModel
 
 from maxsim_bench.catalogue import experiments, known_backends
-from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.cell import Cell, row_key
 from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.declare.experiment import DeclarationError, Experiment, ProfileName
 from maxsim_bench.declare.load import suggest
@@ -124,18 +124,24 @@ def sweep(request: Request) -> Swept:
 def _parted(
     rows: Iterable[Row], cells: Iterable[tuple[Cell, Iterable[str]]]
 ) -> tuple[list[str], list[str], int] | None:
-    """Backends measured again, those of timed rows of the same cells that are not, and the number of cells; or None."""
-    timed: dict[str, set[str]] = {}
+    """Backends whose rows are replaced, those of other timed rows of these cells, and the number of cells; or None."""
+    from maxsim_bench.backends.registry import get
+
+    timed: dict[str, dict[str, str]] = {}  # cell → key of the row → backend
     for row in rows:
         if row.latency_ms is not None:
-            timed.setdefault(row.cell.hash(), set()).add(row.backend)
-    found = [(timed.get(cell.hash(), set()), set(names)) for cell, names in cells]
-    found = [(have, names) for have, names in found if have & names and have - names]
-    if not found:
-        return None
-    again = sorted(set[str]().union(*(have & names for have, names in found)))
-    left = sorted(set[str]().union(*(have - names for have, names in found)))
-    return again, left, len(found)
+            timed.setdefault(row.cell.hash(), {})[row.key] = row.backend
+    again: set[str] = set()
+    left: set[str] = set()
+    count = 0
+    for cell, names in cells:
+        here = timed.get(cell.hash(), {})
+        # a row of another version of its backend's sources stays
+        replaced = {name for name in names if row_key(cell.hash(), name, get(name).version()) in here}
+        others = set(here.values()) - set(names)
+        if replaced and others:
+            again, left, count = again | replaced, left | others, count + 1
+    return (sorted(again), sorted(left), count) if count else None
 
 
 def nothing(names: Iterable[str], gpu: str, profile: ProfileName, filters: Iterable[str]) -> str:

@@ -185,21 +185,29 @@ def test_run_measures_resumes_and_forces(invoke: Invoke) -> None:
 
 
 def test_forcing_some_of_the_backends_of_a_cell_tells_which_ratios_will_be_missing(invoke: Invoke) -> None:
-    """They took turns with rows that are replaced; nothing is told where all are measured, or nothing is replaced."""
+    """Of rows that are replaced; nothing is told where all are measured, or where those of other sources stay."""
+    from maxsim_bench.backends.registry import get
+
     Store("results/local/tiny.csv").append(
         [
-            tiny_row(backend=backend, backend_version="v", cell=Cell.model_validate(planned["cell"]))
+            tiny_row(backend=backend, backend_version=version, cell=Cell.model_validate(planned["cell"]))
             for planned in json.loads(invoke("plan", "tiny", "--gpu", "cpu", "--json").output)[0]["planned"]
             for backend in planned["backends"]
+            for version in ({"eager": get("eager").version(), "reference": "earlier"}[backend],)
         ]
     )
     told = [
         invoke("run", "tiny", "--force", *options).stderr.splitlines()
-        for options in (["--where", "B=1", "--backend", "eager"], ["--where", "B=1"], ["--where", "B=2"])
+        for options in (
+            ["--where", "B=1", "--backend", "eager"],
+            ["--where", "B=1", "--backend", "reference"],
+            ["--where", "B=1"],
+            ["--where", "B=2"],
+        )
     ]
     assert told[0][0] == (
-        "tiny: eager will be measured again without reference, which took turns with the rows that this replaces: "
-        "ratios between the two will be missing (1 of the cells)"
+        "tiny: rows of eager are replaced, those of reference stay (1 of the cells): ratios between the two will be "
+        "missing until one run measures both"
     )
     assert not any("will be missing" in line for lines in (told[0][1:], *told[1:]) for line in lines)
 

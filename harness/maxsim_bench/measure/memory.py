@@ -187,7 +187,7 @@ def _left_of_limit() -> int | None:
     if limit == "max":
         return None
     counts = dict(line.split() for line in lines)
-    dropped = int(counts["inactive_file"]) + int(counts["active_file"])
+    dropped = int(counts.get("inactive_file", 0)) + int(counts.get("active_file", 0))
     return max(int(limit) - used + dropped, 0)
 
 

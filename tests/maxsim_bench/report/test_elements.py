@@ -368,17 +368,27 @@ def test_wrong_throttled_and_wide_rows_are_reported(made: Any) -> None:
 
 
 def test_the_table_of_limits_sets_ours_beside_the_faster_peer(made: Any) -> None:
-    """The ratio is the better peer's time over ours; a packed cell names its distribution instead of a length."""
+    """The ratio is the better peer's time over ours; a ragged cell names its distribution instead of a length.
+
+    Whose documents they are is told: sixty-four queries with their own read as many times as much.
+    """
     cells = [
         made.cell(experiment="forward_limits", Nq=64),
         made.cell(experiment="forward_limits", layout="packed", length_distribution="uniform:20:512"),
-    ]
+        made.cell(
+            experiment="forward_limits", Nq=32, pairing="candidates", layout="masked",
+            length_distribution="uniform:20:512",
+        ),
+    ]  # fmt: skip
     rows = made.sweep(cells, ["eager", "fused", "flash_maxsim", "lik"])
     table = found(made.results(rows))["summary/limits-h200"]
     peers = {r.backend: r.latency_ms for r in rows if r.cell.Nq == 64 and r.status == "ok"}
     first = table.frame[table.frame["Nq"] == 64].iloc[0]
     assert first["ratio"] == pytest.approx(min(peers["flash_maxsim"], peers["lik"]) / peers["fused"])
     assert "uniform:20:512 (packed)" in set(table.frame["Ld"])
+    told = {int(line["Nq"]): (line["documents"], line["Ld"]) for _, line in table.frame.iterrows()}
+    assert told[64] == ("shared", str(cells[0].Ld))
+    assert told[32] == ("their own", "uniform:20:512 (masked)")
 
 
 @pytest.mark.parametrize(

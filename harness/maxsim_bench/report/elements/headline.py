@@ -161,7 +161,7 @@ def _limit(cell: pd.DataFrame, ratios: _Ratios) -> dict[str, Any] | None:
         return None
     own, times = here.loc[OURS], here["latency_ms"]
     peer = times.reindex(list(PEERS)).min()
-    ragged = own["length_distribution"] not in (None, "none") and pd.notna(own["length_distribution"])
+    ragged = pd.notna(own["length_distribution"])
     return {
         "Nq": own["Nq"], "B": own["B"], "Lq": own["Lq"], "d": own["d"],
         "documents": "their own" if own["pairing"] == "candidates" else "shared",
