@@ -61,7 +61,9 @@ def maxsim(
         tensor([2.])
     """
     plain = q_mask is q_lengths is q_cu_seqlens is d_mask is d_lengths is d_cu_seqlens is None
-    plain = plain and not torch.compiler.is_compiling() and not (torch.is_grad_enabled() and _differentiable(Q, D))
+    plain = plain and not torch.compiler.is_compiling()
+    if plain and torch.is_grad_enabled():
+        plain = not (_differentiable(Q) or _differentiable(D))
     if plain:
         known = repeat.scores(Q, D, pairing, precision, path)
         if known is not None:
@@ -135,10 +137,10 @@ def explain(
     return launch.plan(given.q, given.d, pairing=pairing, precision=precision, argmax=argmax, path=path)
 
 
-def _differentiable(Q: Tokens, D: Tokens) -> bool:
-    """Whether either operand requires a gradient."""
-    values = [x.values if isinstance(x, TokenBatch) else x for x in (Q, D)]
-    return any(isinstance(x, Tensor) and x.requires_grad for x in values)
+def _differentiable(x: Tokens) -> bool:
+    """Whether an operand requires a gradient."""
+    values = x.values if isinstance(x, TokenBatch) else x
+    return isinstance(values, Tensor) and values.requires_grad
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ Room: the lowest floor of `maxsim`. In: tensors a caller has. Out: `TokenBatch`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -65,6 +66,13 @@ class TokenBatch:
     def dtype(self) -> torch.dtype:
         """Element type of the embeddings."""
         return self.values.dtype
+
+    @cached_property
+    def layout(self) -> tuple[Any, ...]:
+        """What a launch over the batch depends on besides addresses: hashable, made once, for none of it changes."""
+        rows = self.values
+        carried = (self.count, self.pitch, self.max_length, self.starts is None, self.lengths is None, self.total_rows)
+        return (*carried, rows.shape, rows.stride(), rows.dtype, rows.get_device(), rows.data_ptr() % 16)
 
     def row_starts(self) -> Tensor:
         """[N] int64: first row of every sequence, made where `starts` is None. No host synchronisation."""

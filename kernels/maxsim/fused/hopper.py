@@ -52,6 +52,8 @@ def _unaddressable(x: TokenBatch) -> str | None:
         return "holds no tokens"
     if rows > MAX_ROWS:
         return f"{rows} rows, more than a 32-bit tensor-map coordinate can name"
+    if x.count > MAX_ROWS:
+        return f"{x.count} sequences, more than the kernel counts in 32 bits"
     step = 16 // values.element_size()
     if d % step:
         return f"d = {d} is not a multiple of {step} (16 bytes)"
@@ -211,7 +213,7 @@ def prepare(
             d.pitch, d.max_length, d.total_rows or 0, plan.parts,
         ),
         add=add,
-        add_grid=(-(-K // 128), q.count),
+        add_grid=(-(-K // 128) * q.count, 1),
     )  # fmt: skip
 
 

@@ -789,7 +789,8 @@ def maxsim_forward(
              HAS_LENGTHS, BALANCED, ARGMAX)  # fmt: skip
     w = Work(q_desc, d_desc, out_ptr, arg_ptr, q_start_ptr, q_len_ptr, d_start_ptr, d_len_ptr, n_chunks, n_groups,
              n_blocks, Nq, K, q_pitch, q_max, q_rows, d_pitch, d_max, d_total, parts)  # fmt: skip
-    # `add_sums` may be scheduled from now on: it waits for this grid before it reads
+    # `add_sums` may be scheduled from now on: it waits for this grid before it reads, as does any kernel of others that
+    # asks to be scheduled early
     gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)
     Q_TILES: gl.constexpr = (QST * KC if QST > 0 else ST) * KS * NC
     Q_STAGES: gl.constexpr = QST if QST > 0 else 1
@@ -831,8 +832,11 @@ _SUM_RUNTIME = ("part_ptr", "out_ptr", "Nq", "K", "sums")
 def add_sums(part_ptr, out_ptr, Nq, K, sums, PAIRS: gl.constexpr, num_warps: gl.constexpr):
     """out [Nq, K] from partial sums [Nq, sums, K], fp32, in one order: sums of 64 rows by pairs, then in turn."""
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    n = gl.program_id(1)
-    k = gl.program_id(0) * 128 + gl.arange(0, 128, layout=flat)
+    blocks = (
+        K + 127
+    ) // 128  # along x alone, which takes 2^31 - 1 programs: y takes 65 535, fewer than some have pairs
+    n = gl.program_id(0) // blocks
+    k = gl.program_id(0) % blocks * 128 + gl.arange(0, 128, layout=flat)
     inside = k < K
     base = part_ptr + n.to(gl.int64) * sums * K + k
     gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], gl.int32, False, 1)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import re
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from threading import Lock
 from typing import Any, NamedTuple
@@ -56,7 +57,7 @@ class _Config(ctypes.Structure):
 def _driver() -> ctypes.PyDLL:
     """The CUDA driver library, with the types of the call that takes plain numbers.
 
-    `cuLaunchKernel` is given ctypes objects that are made once: converting numbers took half the time of a launch.
+    `cuLaunchKernelEx` is given ctypes objects that are made once: converting numbers took half the time of a launch.
     """
     driver = ctypes.PyDLL("libcuda.so.1")
     integer, pointer = ctypes.c_uint, ctypes.c_void_p
@@ -164,26 +165,32 @@ class DirectLaunch:
         if threads is None:
             raise ValueError("the PTX does not say how many threads a program has")
         kinds = parameters(ptx)
-        self.function, self.threads, self.shared = function, int(threads[1]), shared
-        formats, offsets, size = [], [], 0
+        self.function, self.threads, self.shared, self.kinds = function, int(threads[1]), shared, kinds
+        formats = []
+        self.offsets: list[int] = []  # of the arguments in a buffer; a map lies elsewhere and takes no room
+        self.size = 0
         for kind in kinds:
             width = {"I": 4, "Q": 8, "map": 0}[kind]
-            padding = -size % width if width else 0
+            padding = -self.size % width if width else 0
             formats.append(f"{padding}x{'' if kind == 'map' else kind}" if padding else "" if kind == "map" else kind)
-            offsets.append(size + padding)
-            size += padding + width
+            self.offsets.append(self.size + padding)
+            self.size += padding + width
         packing = struct.Struct("=" + "".join(formats))
-        assert packing.size == size, "explicit padding makes the packed layout the natural one"
+        assert packing.size == self.size, "explicit padding makes the packed layout the natural one"
         self.pack = packing.pack_into
-        self.buffer = ctypes.create_string_buffer(size + 8)
-        base = ctypes.addressof(self.buffer)
-        self.arguments = (ctypes.c_void_p * len(kinds))(*(base + offset for offset in offsets))
+        self.buffer, self.arguments = self.room()
         self.maps = [i for i, kind in enumerate(kinds) if kind == "map"]
         self.values = sum(kind != "map" for kind in kinds)
         self.lock = Lock()
         self.waits = "griddepcontrol.wait" in ptx
-        self.launch = _driver().cuLaunchKernelEx if self.waits else _driver().cuLaunchKernel
+        self.launch = _driver().cuLaunchKernelEx
         self.calls: dict[tuple[tuple[int, int], int], tuple[Any, ...]] = {}
+
+    def room(self) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_void_p]]:
+        """A buffer for arguments, and the address of each in it."""
+        buffer = ctypes.create_string_buffer(self.size + 8)
+        base = ctypes.addressof(buffer)
+        return buffer, (ctypes.c_void_p * len(self.kinds))(*(base + offset for offset in self.offsets))
 
     def __call__(self, grid: tuple[int, int], stream: int, maps: list[TensorMap], rest: list[int]) -> None:
         """Launch; `rest` are the addresses and integers after the tensor maps. Triton's two scratch pointers are 0."""
@@ -195,23 +202,61 @@ class DirectLaunch:
                 self.arguments[place] = one.address
             code = self.launch(*(self.calls.get((grid, stream)) or self._call(grid, stream)))
         if code:
-            _check("cuLaunchKernel", code)
+            _check("cuLaunchKernelEx", code)
 
     def _call(self, grid: tuple[int, int], stream: int) -> tuple[Any, ...]:
-        """What `cuLaunchKernel` takes for a grid and a stream, kept for the next time."""
+        """`call` with the buffer of `__call__`, kept for the next time."""
         if len(self.calls) >= _MOST_CALLS:
             self.calls.clear()
-        numbers = (*grid, 1, self.threads, 1, 1, self.shared)
-        call: tuple[Any, ...]
-        if self.waits:
-            overlap = _Attribute(_OVERLAP, 0, (ctypes.c_uint * 16)(1))
-            config = _Config((ctypes.c_uint * 7)(*numbers), stream, ctypes.pointer(overlap), 1)
-            call = (ctypes.pointer(config), ctypes.c_void_p(self.function), self.arguments, None)
-        else:
-            plain = [ctypes.c_uint(n) for n in numbers]
-            call = (ctypes.c_void_p(self.function), *plain, ctypes.c_void_p(stream), self.arguments, None)
-        self.calls[grid, stream] = call
-        return call
+        made = self.calls[grid, stream] = self.call(grid, stream, self.arguments)
+        return made
+
+    def call(self, grid: tuple[int, int], stream: int, arguments: ctypes.Array[ctypes.c_void_p]) -> tuple[Any, ...]:
+        """What `cuLaunchKernelEx` takes for a grid, a stream and the addresses of the arguments."""
+        numbers = (ctypes.c_uint * 7)(*grid, 1, self.threads, 1, 1, self.shared)
+        overlap = _Attribute(_OVERLAP, 0, (ctypes.c_uint * 16)(1))
+        config = _Config(numbers, stream, ctypes.pointer(overlap), int(self.waits))
+        return ctypes.pointer(config), ctypes.c_void_p(self.function), arguments, None
+
+
+class RepeatedLaunch:
+    """A launch whose grid, extents and integers are always the same: a call packs addresses alone."""
+
+    def __init__(
+        self,
+        direct: DirectLaunch,
+        grid: tuple[int, int],
+        maps: list[TensorMap],
+        pointers: int,
+        integers: tuple[int, ...],
+    ) -> None:
+        """`maps`: with the extents of those that every call brings; `pointers`: its addresses, before `integers`."""
+        self.direct, self.grid, self.maps, self.launch = direct, grid, direct.maps, direct.launch
+        self.buffer, self.arguments = direct.room()
+        extents = [value for one in maps for value in one.extent]
+        direct.pack(self.buffer, 0, *extents, *[0] * pointers, *integers, 0, 0)
+        first = len(maps) + len(extents)
+        assert direct.kinds[first : first + pointers] == ["Q"] * pointers, "addresses lie side by side"
+        self.first, self.pack = direct.offsets[first], struct.Struct(f"={pointers}Q").pack_into
+        self.lock = Lock()
+        self.calls: dict[int, tuple[Any, ...]] = {}
+
+    def __call__(self, stream: int, maps: Sequence[TensorMap], pointers: Sequence[int]) -> None:
+        """Launch on a stream."""
+        arguments = self.arguments
+        with self.lock:  # as in `DirectLaunch`
+            self.pack(self.buffer, self.first, *pointers)
+            for place, one in zip(self.maps, maps, strict=True):
+                arguments[place] = one.address
+            code = self.launch(*(self.calls.get(stream) or self._call(stream)))
+        if code:
+            _check("cuLaunchKernelEx", code)
+
+    def _call(self, stream: int) -> tuple[Any, ...]:
+        if len(self.calls) >= _MOST_CALLS:
+            self.calls.clear()
+        made = self.calls[stream] = self.direct.call(self.grid, stream, self.arguments)
+        return made
 
 
 class Kernel:

@@ -21,8 +21,10 @@ SHARED_BYTES = 227 * 1024 - 1024  # what one program may use on sm_90, less barr
 CORE_COLUMNS = 512  # columns the tensor core may add up by itself: of more, relative errors pass 1e-6
 RUN_COLUMNS = 384  # of a wider d are added up there at a time
 LONG_DOCUMENT = 512  # rows from which four consumers can be ahead of two
-READ_AHEAD = 96 << 10  # bytes of documents that a multiprocessor asks for at a time where reading is all there is to do
-READ_AHEAD_FEW = 64 << 10  # the same where a program has fewer rows than FEW_ROWS
+# Bytes of documents that a multiprocessor asks for at a time where reading is all there is to do, from rings of 2 to 6
+# stages that were measured (docs/kernels.md, history); the second where a program has fewer rows than FEW_ROWS.
+READ_AHEAD = 96 << 10
+READ_AHEAD_FEW = 64 << 10
 FEW_ROWS = 2048
 MANY_TILES = 384  # of a chunk: a deeper ring is then worth more than the next query group at hand; not swept
 SMALL_SUMS_BYTES = 1 << 20  # partial sums of 64 rows instead of 128 are taken where they stay below this
@@ -83,9 +85,10 @@ class HopperPlan(LaunchPlan):
 
     def __str__(self) -> str:
         held = f"{self.QST} query group(s) held" if self.QST else "queries streamed"
+        sharing = ", two a multiprocessor" if self.per_processor > 1 else ""
         return (
             f"hopper: {self.groups} group(s) of {self.NC} x {self.BM} query rows x {self.blocks} block(s) of documents "
-            f"on {self.programs} programs; tile {self.BM} x {self.BN} x {self.BK * self.KS * self.KC}, "
+            f"on {self.programs} programs{sharing}; tile {self.BM} x {self.BN} x {self.BK * self.KS * self.KC}, "
             f"{self.ST} stages of {self.BK * self.KS} columns, {held}, bound by {self.ceiling} ({self.why})"
         )
 
@@ -127,7 +130,7 @@ def plan_shape(
         tile = _tile(NC, BM, Nq, K, Lq, d, shared)
         if tile is None or (NC == 4 and not four):
             continue
-        if tile.groups * K >= 2 * processors:
+        if tile.groups * K >= 2 * processors:  # a document at least for each of two programs
             tile = _paired(tile, contiguous) or tile
         cycles, chosen = _schedule(tile, K, Ld, sorted_rows, contiguous, argmax, processors, ceiling)
         if best is None or cycles < best[0]:
@@ -242,8 +245,9 @@ def _ring(tile: _Tile, many: bool, few: bool = False) -> tuple[int, int, int, in
 def _paired(tile: _Tile, contiguous: bool) -> _Tile | None:
     """The tile as two programs have it that share a multiprocessor, where one reads while the other closes a document.
 
-    None where they do not fit: several consumers, or columns that do not fit into one stage of four copies. Documents
-    that lie apart keep tiles of 128 rows: half of one is begun more often and holds no fewer rows of a short document.
+    None where they do not fit: several consumers, or columns that do not fit into one stage of four copies of 64.
+    Documents that lie apart keep tiles of 128 rows where they fit: half of one is begun more often and holds no fewer
+    rows of a short document.
     """
     if tile.NC > 1:
         return None

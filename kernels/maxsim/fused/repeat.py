@@ -9,13 +9,14 @@ hold. All of that is the key of a table; behind it lie the compiled kernel, the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from maxsim.fused import hopper
-from maxsim.fused.hopper_launch import Boxes, DirectLaunch, tensor_map
+from maxsim.fused.hopper_launch import Boxes, DirectLaunch, RepeatedLaunch, tensor_map
 from maxsim.fused.hopper_plan import HopperPlan
 from maxsim.fused.launch import LaunchPlan
 from maxsim.tokens import Pairing, TokenBatch
@@ -70,9 +71,7 @@ def layout(x: object) -> tuple[Any, ...] | None:
     """
     try:  # costs nothing while nothing is raised
         if type(x) is TokenBatch:
-            rows = x.values
-            carried = (x.count, x.pitch, x.max_length, x.starts is None, x.lengths is None, x.total_rows)
-            return (*carried, rows.shape, rows.stride(), rows.dtype, rows.get_device(), rows.data_ptr() % 16)
+            return x.layout
         if type(x) is Tensor:  # not a subclass, which may be no memory at all
             return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
     except RuntimeError:
@@ -99,14 +98,19 @@ class _Repeat:
         self, q: TokenBatch, d: TokenBatch, prepared: hopper.Prepared, kernels: Sequence[DirectLaunch]
     ) -> None:
         plan = prepared.plan
-        self.device, self.index = q.device, q.values.get_device()
-        self.shape, self.sums = prepared.shape, prepared.sums
-        self.add_integers = (q.count, prepared.sums[2], plan.sums)
-        self.grid, self.integers, self.add_grid = prepared.grid, prepared.integers, prepared.add_grid
-        self.q_box = _described(Boxes(q.values, plan.G, plan.BK))
-        self.d_box = _described(Boxes(d.values, plan.BR, plan.BK))
-        self.make = torch.zeros if plan.added else torch.empty
-        self.score, self.add = kernels[0], kernels[-1]
+        self.index = q.values.get_device()
+        q_boxes, d_boxes = Boxes(q.values, plan.G, plan.BK), Boxes(d.values, plan.BR, plan.BK)
+        self.q_box, self.d_box = _described(q_boxes), _described(d_boxes)
+        self.score = RepeatedLaunch(
+            kernels[0], prepared.grid, [q_boxes.encoded(), d_boxes.encoded()], 6, prepared.integers
+        )
+        self.add = None
+        if plan.sums > 1:
+            self.add = RepeatedLaunch(kernels[1], prepared.add_grid, [], 2, (q.count, prepared.sums[2], plan.sums))
+        # "like" a tensor of one element that looks large: half the host time of a shape, a dtype and a device
+        element = _element(q.device)
+        self.scores, self.part = element.expand(prepared.shape), element.expand(prepared.sums)
+        self.make = torch.zeros_like if plan.added else torch.empty_like
 
     def __call__(self, Q: Any, D: Any) -> Tensor | None:
         """Scores of operands of this layout; None where their device is not the current one."""
@@ -114,16 +118,23 @@ class _Repeat:
             return None
         q, q_starts, q_lengths = _addresses(Q)
         d, d_starts, d_lengths = _addresses(D)
-        several = self.sums[1] > 1
-        scores = (torch.empty if several else self.make)(self.shape, dtype=torch.float32, device=self.device)
-        part = self.make(self.sums, dtype=torch.float32, device=self.device) if several else scores
+        maps = tensor_map(q, *self.q_box), tensor_map(d, *self.d_box)
         stream = torch._C._cuda_getCurrentRawStream(self.index)
-        at = part.data_ptr()
-        maps = [tensor_map(q, *self.q_box), tensor_map(d, *self.d_box)]
-        self.score(self.grid, stream, maps, [at, 0, q_starts, q_lengths, d_starts, d_lengths, *self.integers])
-        if several:
-            self.add(self.add_grid, stream, [], [at, scores.data_ptr(), *self.add_integers])
+        if self.add is None:
+            scores = self.make(self.scores, memory_format=torch.contiguous_format)
+            self.score(stream, maps, (scores.data_ptr(), 0, q_starts, q_lengths, d_starts, d_lengths))
+            return scores
+        scores = torch.empty_like(self.scores, memory_format=torch.contiguous_format)
+        part = self.make(self.part, memory_format=torch.contiguous_format)
+        self.score(stream, maps, (part.data_ptr(), 0, q_starts, q_lengths, d_starts, d_lengths))
+        self.add(stream, (), (part.data_ptr(), scores.data_ptr()))
         return scores
+
+
+@lru_cache(maxsize=64)
+def _element(device: torch.device) -> Tensor:
+    """One number on a device, which the scores of every layout are made like; what it holds is never looked at."""
+    return torch.empty(1, dtype=torch.float32, device=device)
 
 
 def _described(boxes: Boxes) -> tuple[Any, ...]:

@@ -54,6 +54,10 @@ def test_a_cpu_is_refused_by_name():
         (batch(2, 4, 100), "d = 100 is not a multiple of 8"),
         (batch(2, 0, 128), "no tokens"),
         (batch(0, 4, 128), "no tokens"),
+        (
+            tokens(torch.zeros(1, 4, 128, dtype=torch.float16).expand(2**31, 4, 128)),
+            "2147483648 sequences, more than the kernel counts in 32 bits",
+        ),
         (tokens(torch.zeros(2, 4, 132, dtype=torch.float16)[:, :, :128]), "row stride 132"),
         (tokens(torch.zeros(2 * 4 * 128 + 1, dtype=torch.float16)[1:].view(2, 4, 128)), "16-byte boundary"),
     ],
@@ -87,6 +91,14 @@ def test_partial_sums_of_a_long_query_are_added_by_a_second_launch(launches):
     assert second["part_ptr"] is first["out_ptr"]
     assert second["out_ptr"] is scores
     assert first["out_ptr"].numel() == second["sums"] * scores.numel()
+
+
+def test_the_grid_that_adds_partial_sums_lies_along_x(launches):
+    """A grid has 2^31 - 1 places along x and 65 535 along y, fewer than there may be pairs of texts."""
+    hopper.forward(batch(3, 1024, 128), batch(129, 20, 128))
+    hopper.forward(batch(70_000, 200, 8), batch(70_000, 1, 8), pairing="pairs")
+    grids = [launch["grid"] for launch in launches if launch["kernel"] == "add_sums"]
+    assert grids == [(3 * 2, 1), (70_000, 1)]
 
 
 def test_numbers_that_two_units_add_to_are_zero_before(launches):

@@ -282,14 +282,14 @@ def _nothing(*args: Any, **options: Any) -> None:
     return None
 
 
-def _language(program: int, programs: int, second: int = 0) -> SimpleNamespace:
-    """`gluon.language`, as far as the kernels use it; `program` and `second` are a program's place on the grid."""
+def _language(program: int, programs: int) -> SimpleNamespace:
+    """`gluon.language`, as far as the kernels use it; `program`: of how many `programs`, along x."""
     layouts = dict.fromkeys(
         ("NVMMADistributedLayout", "SliceLayout", "DistributedLinearLayout", "BlockedLayout"), _nothing
     )
     return SimpleNamespace(
         **layouts, constexpr=constexpr, float32=np.float32, int32=np.int32, int64=np.int64,
-        program_id=lambda axis: _array((program, second)[axis]), num_programs=lambda axis: _array(programs),
+        program_id=lambda axis: _array((program,)[axis]), num_programs=lambda axis: _array(programs),
         static_range=range,
         split=lambda x: (x[..., 0], x[..., 1]),
         arange=lambda first, end, layout=None: _array(np.arange(first, end, dtype=np.int32)),
@@ -342,11 +342,11 @@ def add(program, monkeypatch):
     def run(parts: np.ndarray, pairs: bool) -> np.ndarray:
         Nq, sums, K = parts.shape
         out = np.full(Nq * K, np.nan, np.float32)
-        for n in range(Nq):
-            for part in range(-(-K // 128)):
-                monkeypatch.setattr(hopper_kernels, "gl", _language(part, -(-K // 128), n))
-                numbers = (_array(x) for x in (Nq, K, sums))
-                hopper_kernels.add_sums.fn(Pointer(parts.reshape(-1)), Pointer(out), *numbers, pairs, 4)
+        programs = Nq * -(-K // 128)
+        for number in range(programs):
+            monkeypatch.setattr(hopper_kernels, "gl", _language(number, programs))
+            numbers = (_array(x) for x in (Nq, K, sums))
+            hopper_kernels.add_sums.fn(Pointer(parts.reshape(-1)), Pointer(out), *numbers, pairs, 4)
         return out.reshape(Nq, K)
 
     return run
@@ -853,7 +853,8 @@ def test_partial_sums_beyond_two_billion_are_found(program, monkeypatch):
     Nq, K, sums = 5, 2**29 + 1, 5
     parts, out = Sparse(Nq * sums * K, np.float32, 0.0), Sparse(Nq * K, np.float32, np.nan)
     parts[np.array([(4 * sums + i) * K + K - 1 for i in range(sums)])] = np.array([1, 2, 4, 8, 16])
-    monkeypatch.setattr(hopper_kernels, "gl", _language((K - 1) // 128, -(-K // 128), 4))
+    blocks = -(-K // 128)
+    monkeypatch.setattr(hopper_kernels, "gl", _language(Nq * blocks - 1, Nq * blocks))
     numbers = (_array(x) for x in (Nq, K, sums))
     hopper_kernels.add_sums.fn(Pointer(parts), Pointer(out), *numbers, True, 4)
     assert out.held == {4 * K + k: 31 if k == K - 1 else 0 for k in range((K - 1) // 128 * 128, K)}

@@ -180,6 +180,14 @@ def test_a_score_has_the_same_bits_under_every_tile_of_a_width(d, argmax):
         assert torch.equal(first[1].long(), reference.float64(q, x)[1]), "unit vectors have no ties"
 
 
+def test_more_pairs_with_partial_sums_than_a_grid_has_places_along_y():
+    """65 535 places; the same ten pairs again and again have the scores of ten."""
+    Q, D = unit(10, 200, 64), unit(10, 20, 64)
+    few, many = ((tokens(Q.repeat(times, 1, 1)), tokens(D.repeat(times, 1, 1))) for times in (1, 6600))
+    assert hopper.plan(*many, pairing="pairs").sums > 1
+    assert torch.equal(hopper.forward(*many, pairing="pairs"), hopper.forward(*few, pairing="pairs").repeat(6600))
+
+
 def test_more_than_2_to_31_elements():
     D = torch.zeros(60_000, 300, 128, device="cuda", dtype=torch.float16)
     D[-1] = unit(300, 128)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import ctypes
 import gc
 import struct
+import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from maxsim.fused import hopper_launch
-from maxsim.fused.hopper_launch import Boxes, DirectLaunch, DriverError, parameters
+from maxsim.fused.hopper_launch import Boxes, DirectLaunch, DriverError, RepeatedLaunch, parameters
 
 PTX = """
 .visible .entry scores(
@@ -30,6 +32,10 @@ PTX = """
 """
 
 
+POINTERS = PTX.replace(  # two addresses and two integers, as a scoring kernel has several of each
+    ".param .u32 scores_param_6",
+    ".param .u64 scores_param_a,\n\t.param .u32 scores_param_b,\n\t.param .u32 scores_param_6",
+)
 WAITING = PTX + "\tgriddepcontrol.wait;\n"  # for the kernel before it, by itself
 
 
@@ -40,13 +46,7 @@ class Driver:
         self.code = code
         self.seen: list[object] = []
         self.encoded: list[object] = []
-
-    def cuLaunchKernel(self, function, x, y, z, bx, by, bz, shared, stream, arguments, extra):
-        assert extra is None
-        numbers = [n.value for n in (x, y, z, bx, by, bz)]
-        values = passed(arguments)
-        self.seen.append((function.value, tuple(numbers[:3]), tuple(numbers[3:]), shared.value, stream.value, values))
-        return self.code
+        self.maps: list[int] = []
 
     def cuLaunchKernelEx(self, config, function, arguments, extra):
         """Reads bytes where cuda.h has the fields of CUlaunchConfig and of CUlaunchAttribute, whatever ours say."""
@@ -54,6 +54,7 @@ class Driver:
         *numbers, shared, stream, at, count = struct.unpack("=7I4xQQI", ctypes.string_at(config, 52))
         attributes = [struct.unpack("=I4xI", ctypes.string_at(at + 72 * i, 12)) for i in range(count)]
         values = passed(arguments)
+        self.maps.append(arguments[0])
         self.seen.append((function.value, tuple(numbers[:3]), tuple(numbers[3:]), shared, stream, attributes, values))
         return self.code
 
@@ -68,8 +69,8 @@ class Driver:
 
 
 def passed(arguments) -> list[object]:
-    """Values at the addresses that a launch of `PTX` is given."""
-    formats = ["128s", "I", "I", "Q", "Q", "Q", "I", "Q", "Q"]
+    """Values at the addresses that a launch of `PTX` or `POINTERS` is given."""
+    formats = ["128s", "I", "I", "Q", "Q", "Q", *(["Q", "I"] if len(arguments) == 11 else []), "I", "Q", "Q"]
     return [
         struct.unpack(f, ctypes.string_at(at, struct.calcsize(f)))[0] for at, f in zip(arguments, formats, strict=True)
     ]
@@ -98,8 +99,9 @@ def test_arguments_arrive_where_the_driver_looks_for_them(driver):
     launch = DirectLaunch(1234, PTX, 200_000)
     boxes = Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64)
     launch((5, 2), 99, [boxes.encoded()], [2**40 + 1, 17])
-    [(function, grid, threads, shared, stream, values)] = driver.seen
+    [(function, grid, threads, shared, stream, attributes, values)] = driver.seen
     assert (function, grid, threads, shared, stream) == (1234, (5, 2, 1), (384, 1, 1), 200_000, 99)
+    assert attributes == [], "scheduled when the kernel before it is done"
     assert values == [bytes(range(128)), 7, 96, 96, 1, 2**40 + 1, 17, 0, 0]
 
 
@@ -148,7 +150,7 @@ def test_grids_and_streams_of_one_kernel_are_kept_apart(driver):
     maps = [Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64).encoded()]
     for grid, stream in (((5, 2), 99), ((6, 2), 99), ((5, 2), 98), ((5, 2), 99)):
         launch(grid, stream, maps, [1, 2])
-    assert [(grid[0], stream) for _, grid, _, _, stream, _ in driver.seen] == [(5, 99), (6, 99), (5, 98), (5, 99)]
+    assert [(grid[0], stream) for _, grid, _, _, stream, _, _ in driver.seen] == [(5, 99), (6, 99), (5, 98), (5, 99)]
 
 
 def test_the_calls_kept_do_not_grow_without_bound(driver):
@@ -178,8 +180,74 @@ def test_a_refused_launch_is_an_error_in_the_drivers_words(driver):
     launch = DirectLaunch(1234, PTX, 0)
     encoded = map_of(torch.zeros(1, 8, dtype=torch.float16))
     driver.code = 1
-    with pytest.raises(DriverError, match=r"cuLaunchKernel: invalid argument \(1\)"):
+    with pytest.raises(DriverError, match=r"cuLaunchKernelEx: invalid argument \(1\)"):
         launch((1, 1), 0, [encoded], [0, 0])
+
+
+def test_a_repeated_launch_packs_addresses_alone(driver):
+    """Two of one kernel have a buffer each, and its own launch has a third; each call brings its maps and addresses."""
+    launch = DirectLaunch(1234, POINTERS, 200_000)
+    one, two = (Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64).encoded() for _ in range(2))
+    near = RepeatedLaunch(launch, (5, 2), [one], 2, (17, 18))
+    far = RepeatedLaunch(launch, (6, 1), [two], 2, (27, 28))
+    near(99, [one], (2**40 + 1, 2**41))
+    far(98, [one], (1, 2))
+    launch((1, 1), 97, [two], [3, 4, 37, 38])
+    near(96, [two], (0, 2**42))
+    extents, scratch = [7, 96, 96, 1], [0, 0]
+    assert [(grid[:2], stream) for _, grid, _, _, stream, _, _ in driver.seen] == [
+        ((5, 2), 99), ((6, 1), 98), ((1, 1), 97), ((5, 2), 96),
+    ]  # fmt: skip
+    assert [values[1:] for *_, values in driver.seen] == [
+        [*extents, 2**40 + 1, 2**41, 17, 18, *scratch],
+        [*extents, 1, 2, 27, 28, *scratch],
+        [*extents, 3, 4, 37, 38, *scratch],
+        [*extents, 0, 2**42, 17, 18, *scratch],
+    ]
+    assert driver.maps == [one.address, one.address, two.address, two.address]
+
+
+def test_a_repeated_launch_that_is_refused_is_an_error_and_its_streams_are_bounded(driver):
+    maps = [Boxes(torch.zeros(7, 96, dtype=torch.float16), 32, 64).encoded()]
+    again = RepeatedLaunch(DirectLaunch(1234, POINTERS, 0), (1, 1), maps, 2, (17, 18))
+    for stream in range(1, 2 * hopper_launch._MOST_CALLS):
+        again(stream, maps, (1, 2))
+    assert len(again.calls) <= hopper_launch._MOST_CALLS
+    driver.code = 1
+    with pytest.raises(DriverError, match=r"cuLaunchKernelEx: invalid argument \(1\)"):
+        again(5, maps, (1, 2))
+
+
+def test_threads_that_share_a_repeated_launch_do_not_mix_their_arguments(driver):
+    """The interpreter may change threads between the address of a tensor map and a launch: four calls a thread."""
+    launch = DirectLaunch(1234, POINTERS, 0)
+    maps = [Boxes(torch.zeros(n, 96, dtype=torch.float16), 32, 64).encoded() for n in range(1, 5)]
+    again = RepeatedLaunch(launch, (1, 1), [maps[0]], 2, (17, 18))
+    inside = []
+    taken, give = again.launch, threading.Barrier(4)
+
+    def watched(*call):
+        inside.append(1)
+        time.sleep(0.002)  # another thread runs now, and waits for the lock
+        assert inside.pop() == 1
+        assert not inside, "two threads fill one buffer"
+        return taken(*call)
+
+    again.launch = watched
+
+    def calls(n):
+        give.wait()
+        for _ in range(4):
+            again(n, [maps[n]], (n, n))
+
+    threads = [threading.Thread(target=calls, args=(n,)) for n in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    seen = [(stream, at, values[5:7]) for (*_, stream, _, values), at in zip(driver.seen, driver.maps, strict=True)]
+    assert len(seen) == 16
+    assert all(at == maps[n].address and values == [n, n] for n, at, values in seen)
 
 
 def test_one_row_has_the_stride_of_a_packed_row():

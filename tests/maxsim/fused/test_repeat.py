@@ -10,6 +10,7 @@ import torch
 
 from maxsim import tokens
 from maxsim.fused import hopper, repeat
+from maxsim.fused.hopper_launch import Boxes
 from maxsim.fused.launch import LaunchPlan
 
 
@@ -18,12 +19,22 @@ def fired(monkeypatch):
     """Launches that reach the driver, as (kernel, grid, tensor maps, values); the processor stands in for a GPU."""
     seen = []
 
-    def direct(name):
-        return lambda grid, stream, maps, values: seen.append((name, grid, maps, values))
+    class Launch:
+        """Stands in for `RepeatedLaunch`."""
 
-    kernels = SimpleNamespace(direct=direct("score")), SimpleNamespace(direct=direct("add"))
+        def __init__(self, name, grid, maps, pointers, integers):
+            self.name, self.grid, self.pointers, self.integers = name, grid, pointers, integers
+            assert len(maps) == (2 if name == "score" else 0)
+
+        def __call__(self, stream, maps, pointers):
+            assert (stream, len(pointers)) == (7, self.pointers)
+            seen.append((self.name, self.grid, list(maps), [*pointers, *self.integers]))
+
+    kernels = SimpleNamespace(direct="score"), SimpleNamespace(direct="add")
     monkeypatch.setattr(hopper, "_kernels", lambda plan, q, d, winners: kernels)
+    monkeypatch.setattr(repeat, "RepeatedLaunch", Launch)
     monkeypatch.setattr(repeat, "tensor_map", lambda *described: described)
+    monkeypatch.setattr(Boxes, "encoded", lambda self: None)
     monkeypatch.setattr(repeat, "_SEEN", {})
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
@@ -86,11 +97,11 @@ def test_numbers_that_two_units_add_to_are_zero_when_they_are_launched(fired, mo
     assert (plan.added, plan.sums) == (True, sums)
     found = []
 
-    def read(grid, stream, maps, values):
-        found.append(list((ctypes.c_float * (2 * sums * 7)).from_address(values[0])))
+    def read(stream, maps, pointers):
+        if len(pointers) == 6:
+            found.append(list((ctypes.c_float * (2 * sums * 7)).from_address(pointers[0])))
 
-    kernels = SimpleNamespace(direct=read), SimpleNamespace(direct=lambda *launch: None)
-    monkeypatch.setattr(hopper, "_kernels", lambda *of: kernels)
+    monkeypatch.setattr(repeat, "RepeatedLaunch", lambda *of: read)
     remembered(q, d, q, d)
     assert again(q, d).shape == (2, 7)
     assert found == [[0.0] * (2 * sums * 7)]
@@ -155,3 +166,23 @@ def test_the_table_does_not_grow_without_bound(fired, monkeypatch):
         D = half(B, 40, 128)
         remembered(Q, D, tokens(Q, role="Q"), tokens(D))
     assert len(repeat._SEEN) <= 3
+
+
+@pytest.mark.parametrize(("Nq", "Lq", "B", "pairing"), [(3, 32, 5, "all"), (1, 300, 1, "all"), (4, 8, 4, "pairs")])
+def test_scores_are_rows_of_fp32_of_their_own(fired, Nq, Lq, B, pairing):
+    """They are made like a tensor whose elements are all one."""
+    q, d = tokens(half(Nq, Lq, 128), role="Q"), tokens(half(B, 20, 128))
+    remembered(q, d, q, d, pairing)
+    first, second = again(q, d, pairing), again(q, d, pairing)
+    shape = (Nq,) if pairing == "pairs" else (Nq, B)
+    assert (first.shape, first.dtype, first.stride()) == (shape, torch.float32, torch.empty(shape).stride())
+    assert first.untyped_storage().nbytes() == 4 * first.numel()
+    assert first.data_ptr() != second.data_ptr()
+
+
+def test_the_layout_of_a_batch_is_made_once_and_not_that_of_a_batch_made_of_it(fired):
+    batch = tokens(half(5, 40, 128))
+    assert batch.layout is batch.layout
+    fewer = batch.select(torch.tensor([0, 3]))
+    assert fewer.layout != batch.layout
+    assert repeat.layout(tokens(half(5, 40, 128))) == repeat.layout(batch)
