@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from maxsim.quantized.batch import QuantizedTokens, move
-from maxsim.quantized.index import Index
+from maxsim.quantized.index import Index, IndexFileError
 from maxsim.tokens import TokenBatch
 
 Documents = TokenBatch | QuantizedTokens
@@ -32,6 +32,44 @@ def blocks_of(corpus: Corpus) -> Iterator[Documents]:
         if not isinstance(block, TokenBatch | QuantizedTokens):
             raise ValueError(f"corpus: a block is {type(block).__name__}, not TokenBatch or QuantizedTokens")
         yield block
+
+
+def pieces_of(corpus: Corpus, block_bytes: int, most: int) -> Iterator[Documents]:
+    """The blocks of a corpus, cut by `cut`; the file behind a piece of an `Index` is checked before the piece is given.
+
+    Raises:
+        ValueError: for a block that is none.
+        IndexFileError: for a shard that is not as long as its manifest says, naming its file.
+    """
+    if not isinstance(corpus, Index):
+        yield from cut(blocks_of(corpus), block_bytes, most)
+        return
+    for i in range(len(corpus)):
+        for piece in cut(iter([mapped(corpus, i)]), block_bytes, most):
+            require_whole(corpus, i)
+            yield piece
+
+
+def mapped(index: Index, i: int) -> Documents:
+    """Shard i over the memory map, its file checked before it is opened."""
+    require_whole(index, i)
+    return index.shard(i)
+
+
+def require_whole(index: Index, i: int) -> None:
+    """`IndexFileError` unless the file of shard i is as long as the manifest says.
+
+    Reading a mapped page beyond the end of its file ends the process by SIGBUS, which no `except` sees, so this is
+    asked before every read. One look at the file system, no byte of the file is read.
+    """
+    shard = index.manifest["shards"][i]
+    file = index.path / shard["file"]
+    try:
+        size = file.stat().st_size
+    except OSError as error:
+        raise IndexFileError(f"{file}: {error.strerror}; it was there when the index was opened") from None
+    if size != shard["bytes"]:
+        raise IndexFileError(f"{file}: {size} bytes, but {shard['bytes']} were written; it changed after it was opened")
 
 
 def cut(blocks: Iterator[Documents], block_bytes: int, most: int) -> Iterator[Documents]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -10,8 +11,8 @@ from torch import Tensor
 
 from maxsim import maxsim, tokens
 from maxsim.quantized import quantize_fp8, quantize_int8, score
-from maxsim.quantized.index import open_index, write_index
-from maxsim.search import search
+from maxsim.quantized.index import Index, IndexFileError, open_index, write_index
+from maxsim.search import _Scorer, search
 from maxsim.tokens import TokenBatch
 
 N, L, d = 60, 9, 16
@@ -199,11 +200,6 @@ def test_arguments_that_do_not_fit_are_refused_by_name(call: Callable[[], object
         call()
 
 
-def test_an_index_that_is_quantised_cannot_rescore(folders):
-    with pytest.raises(ValueError, match="rescoring needs one of 'none'"):
-        search(Q.half(), folders[0], 1, rescore=True, originals=folders[0])
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("pinned", [True, False])
 @pytest.mark.parametrize("quantised", [True, False])
@@ -237,15 +233,169 @@ def test_device_memory_does_not_grow_with_the_corpus():
     assert peak(12) <= peak(2) * 1.05
 
 
+NUMBERS = ("k", "depth", "block_bytes")
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [2.5, None, "3", True, float("nan"), float("inf"), [1]])
+def test_a_number_of_another_type_is_a_type_error_that_names_it(name, value):
+    with pytest.raises(
+        TypeError, match=rf"^{name} = .*: expected a whole number, at least 1, got {type(value).__name__}"
+    ):
+        search(torch.ones(3, 4), untouched(), **{"k": 1, name: value})
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+@pytest.mark.parametrize("value", [0, -1, -(1 << 70)])
+def test_a_number_below_one_is_refused_by_name(name, value):
+    with pytest.raises(ValueError, match=rf"^{name} = {value}: must be at least 1"):
+        search(torch.ones(3, 4), untouched(), **{"k": 1, name: value})
+
+
 @pytest.mark.parametrize(
-    ("corpus", "options", "message"),
+    ("options", "message"),
     [
-        (tokens(torch.ones(2, 3, 4)), {"k": 2.5}, r"k = 2\.5: expected a whole number, got float"),
-        (tokens(torch.ones(2, 3, 4)), {"k": None}, "k = None: expected a whole number"),
-        (tokens(torch.ones(2, 3, 4)), {"k": 1, "depth": 1.5}, r"depth = 1\.5: expected a whole number"),
-        (None, {"k": 1}, "corpus: expected a TokenBatch, .* got NoneType"),
+        ({"k": 1 << 70}, rf"^k = {1 << 70}: must be at most 2\^32"),
+        (
+            {"k": 1 << 30, "depth": 5, "rescore": True, "originals": tokens(D)},
+            rf"^k · depth = {5 << 30}: must be at most 2\^32",
+        ),
     ],
 )
-def test_what_is_of_another_type_is_a_type_error_with_a_sentence(corpus, options, message):
-    with pytest.raises(TypeError, match=message):
-        search(torch.ones(3, 4), corpus, **options)
+def test_more_results_than_there_are_document_numbers_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        search(Q, untouched(), **options)
+
+
+def test_whole_numbers_of_other_libraries_are_welcome():
+    one = torch.tensor(3).numpy()[()]
+    assert search(Q, documents("masked"), one, block_bytes=one)[0].shape == (4, 3)
+
+
+@pytest.mark.parametrize("device", [0, True, float("nan"), ["cpu"]])
+def test_a_device_of_another_type_is_a_type_error_that_names_it(device):
+    with pytest.raises(TypeError, match=r"^device = .*: expected a torch\.device, its name .* or None, got "):
+        search(Q, untouched(), 1, device=device)
+
+
+@pytest.mark.parametrize("device", ["gpu", "", "cuda:-1", "cuda:99", torch.device("cuda:99"), "meta"])
+def test_a_device_that_is_not_there_is_refused_by_name(device):
+    with pytest.raises(ValueError, match=r"^device = '.*choose 'cpu'"):
+        search(Q, untouched(), 1, device=device)
+
+
+def test_a_corpus_that_is_none_is_a_type_error():
+    with pytest.raises(TypeError, match=r"corpus: expected a TokenBatch, .* got NoneType"):
+        search(torch.ones(3, 4), None, 1)
+
+
+# ---- originals are checked before the scan
+
+
+def untouched() -> Iterator[TokenBatch]:
+    """A corpus that must not be asked for a block."""
+    pytest.fail("the corpus was read before the arguments were checked")
+    yield
+
+
+@pytest.mark.parametrize(
+    ("originals", "error", "message"),
+    [
+        (D, TypeError, r"originals: expected a TokenBatch or an Index, got Tensor: wrap it"),
+        ([tokens(D)], TypeError, r"originals: expected a TokenBatch or an Index, got list"),
+        (quantize_int8(D), TypeError, r"originals: expected .* got QuantizedTokens"),
+        (tokens(D.half()), ValueError, r"originals: dtype is torch\.float16, but Q is torch\.float32"),
+        (tokens(D[..., :8]), ValueError, r"originals: d = 8, but Q has d = 16"),
+    ],
+)
+def test_originals_that_do_not_fit_the_queries_are_refused_before_the_scan(originals, error, message):
+    with pytest.raises(error, match=message):
+        search(Q, untouched(), 1, rescore=True, originals=originals)
+
+
+def test_an_index_of_another_dtype_or_quantiser_cannot_rescore_and_is_refused_before_the_scan(folders):
+    with pytest.raises(ValueError, match=r"dtype is torch\.float16, but Q is torch\.float32"):
+        search(Q, untouched(), 1, rescore=True, originals=folders[1])
+    with pytest.raises(ValueError, match="rescoring needs one of 'none'"):
+        search(Q.half(), untouched(), 1, rescore=True, originals=folders[0])
+
+
+@pytest.mark.parametrize("kind", ["batch", "codes", "index", "list", "tuple"])
+def test_another_number_of_originals_is_refused_before_the_scan_where_the_corpus_has_a_size(kind, folders, monkeypatch):
+    def unscored(*_):
+        pytest.fail("a block was scored before the originals were counted")
+
+    monkeypatch.setattr(_Scorer, "__call__", unscored)
+    batch = tokens(D.half(), lengths=LENGTHS)
+    corpus = {
+        "batch": batch,
+        "codes": quantize_int8(batch),
+        "index": folders[0],
+        "list": halves(batch),
+        "tuple": tuple(halves(batch)),
+    }[kind]
+    with pytest.raises(ValueError, match="originals: 9 documents, but the corpus has 60"):
+        search(Q.half(), corpus, 1, rescore=True, originals=tokens(D[:9].half()))
+
+
+def test_the_documents_of_an_iterator_are_counted_after_it():
+    with pytest.raises(ValueError, match="originals: 9 documents, but the corpus has 60"):
+        search(Q, iter(halves(documents("packed"))), 1, rescore=True, originals=tokens(D[:9]))
+
+
+def test_an_index_of_no_documents_is_rescored_by_one(tmp_path):
+    write_index(tmp_path / "int8", [], encoder="e")
+    write_index(tmp_path / "originals", [], encoder="e", quantiser="none")
+    originals = open_index(tmp_path / "originals")
+    scores, numbers = search(Q, open_index(tmp_path / "int8"), 2, rescore=True, originals=originals)
+    assert (numbers == -1).all()
+    assert (scores == -torch.inf).all()
+
+
+# ---- a file that got shorter is an error, not the end of the process
+
+
+def shard_of(index: Index, i: int) -> str:
+    return str(index.path / f"shard-0000{i}.safetensors")
+
+
+@pytest.mark.parametrize("size", [0, 100, -1])
+def test_a_shard_truncated_after_opening_is_refused_by_name(folders, size):
+    file = shard_of(folders[0], 1)
+    os.truncate(file, size % os.stat(file).st_size)
+    with pytest.raises(IndexFileError, match=r"shard-00001\.safetensors: \d+ bytes, but \d+ were written"):
+        search(Q, folders[0], 6)
+
+
+def test_a_shard_gone_after_opening_is_refused_by_name(folders):
+    os.unlink(shard_of(folders[0], 2))
+    with pytest.raises(IndexFileError, match=r"shard-00002\.safetensors: No such file"):
+        search(Q, folders[0], 6)
+
+
+def test_a_shard_truncated_between_two_of_its_blocks_is_refused_by_name(folders, monkeypatch):
+    scored, score_block = [], _Scorer.__call__
+
+    def truncating(self, block):
+        scored.append(block.count)
+        if len(scored) == 2:
+            os.truncate(shard_of(folders[0], 0), 64)
+        return score_block(self, block)
+
+    monkeypatch.setattr(_Scorer, "__call__", truncating)
+    # small files: what is mapped of their first page reads as zeros, so that this test fails and does not die
+    with pytest.raises(IndexFileError, match=r"shard-00000\.safetensors: 64 bytes, but"):
+        search(Q, folders[0], 6, block_bytes=500)
+    assert len(scored) == 2
+
+
+def test_originals_truncated_during_the_scan_are_refused_by_name(folders, monkeypatch):
+    score_block = _Scorer.__call__
+
+    def truncating(self, block):
+        os.truncate(shard_of(folders[1], 1), 64)
+        return score_block(self, block)
+
+    monkeypatch.setattr(_Scorer, "__call__", truncating)
+    with pytest.raises(IndexFileError, match=r"originals/shard-00001\.safetensors: 64 bytes, but"):
+        search(Q.half(), folders[0], 6, rescore=True, originals=folders[1])

@@ -84,7 +84,10 @@ def test_every_command_a_document_shows_is_understood(document: Path) -> None:
         else:
             assert arguments[0] in main.commands, line
             command = main.commands[arguments[0]]
-            command.make_parser(click.Context(command, resilient_parsing=True)).parse_args(arguments[1:])
+            # below the program, as it is run: a command keeps its help option, which is named by the program
+            above = click.Context(main, **main.context_settings)
+            context = click.Context(command, parent=above, resilient_parsing=True)
+            command.make_parser(context).parse_args(arguments[1:])
 
 
 def test_a_document_that_names_what_is_not_there_is_seen(tmp_path: Path) -> None:
@@ -99,6 +102,17 @@ def test_a_document_that_names_what_is_not_there_is_seen(tmp_path: Path) -> None
     ):
         with pytest.raises(AssertionError):
             check(page)
+
+
+def test_understanding_a_command_leaves_its_help_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command that never ran, so that it has not named its help option yet: the page of commands shows that name."""
+    command = click.Command("plan")
+    monkeypatch.setitem(main.commands, "plan", command)
+    page = tmp_path / "page.md"
+    page.write_text("Run `maxsim-bench plan`.\n")
+    test_every_command_a_document_shows_is_understood(page)
+    context = click.Context(command, parent=click.Context(main, **main.context_settings))
+    assert "-h, --help" in command.get_help(context)
 
 
 def _training() -> dict[str, Any]:

@@ -10,19 +10,47 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maxsim_bench.record.files import StoreError, hold, replace_file
 
 # Facts of a session; all others are of the environment.
 SESSION = ("captured_at", "git_commit", "git_dirty", "packages", "ceilings", "python", "os")
 
+_SHOWN = 60  # characters of a value that is wrong
+_Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_Rates = dict[str, _Rate]
+_Time = Annotated[float, Field(ge=0, allow_inf_nan=False)]  # a call that does nothing may be below a clock's tick
+
+
+class _Ceilings(BaseModel):
+    """What a record of measured ceilings may hold, as `measure.ceilings` writes it.
+
+    What is missing was not measured: earlier writers knew fewer of them. What is there is a number of its kind.
+    """
+
+    model_config = ConfigDict(strict=True)
+
+    device: str | None = None
+    matmul_tflops: _Rates = {}
+    read_gbs: _Rate | None = None
+    launch_ms: _Time | None = None
+    host_launch_ms: _Time | None = None
+    sources: dict[str, str] = {}
+    all_measured: _Rates = {}
+    missing: dict[str, str] = {}
+    read_by_bytes: _Rates = {}
+    host_copy_gbs: _Rate | None = None
+
 
 def read_environments(folder: Path) -> dict[str, Any]:
     """Environment id → facts, with `sessions`, earliest first; empty if there is no `environment.json`.
 
     Raises:
-        StoreError: for a file that is not JSON, or holds no environments by id.
+        StoreError: for a file that is not JSON, or holds no environments by id, or ceilings that are no positive
+            numbers, naming the file and the key.
     """
     path = folder / "environment.json"
     if not path.exists():
@@ -33,6 +61,8 @@ def read_environments(folder: Path) -> dict[str, Any]:
         raise StoreError(f"{path}: not JSON: {error}. Restore the file, or delete it.") from None
     if not isinstance(found, dict) or not all(_whole(facts) for facts in found.values()):
         raise StoreError(f"{path}: holds no environments by id. Restore the file, or delete it.")
+    for key, facts in found.items():
+        _require_ceilings(path, key, facts)
     return {key: _by_session(facts) for key, facts in found.items()}
 
 
@@ -65,6 +95,33 @@ def _whole(facts: Any) -> bool:
         return False
     packages = [one.get("packages") for one in (facts, *sessions)]
     return all(table is None or isinstance(table, dict) for table in packages)
+
+
+def _require_ceilings(path: Path, identity: str, facts: Mapping[str, Any]) -> None:
+    """StoreError for ceilings that no session measured; None and a text (why there are none) are as good as none."""
+    sessions = facts.get("sessions", [])
+    told = [
+        (f"{identity}.ceilings", facts),
+        *((f"{identity}.sessions[{i}].ceilings", s) for i, s in enumerate(sessions)),
+    ]
+    for where, session in told:
+        ceilings = session.get("ceilings")
+        if ceilings is None or isinstance(ceilings, str):
+            continue
+        if not isinstance(ceilings, dict):
+            raise StoreError(_odd(path, where, ceilings, "expected a table of ceilings, or none"))
+        try:
+            _Ceilings.model_validate(ceilings)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join([where, *map(str, first["loc"])])
+            raise StoreError(_odd(path, place, first["input"], first["msg"])) from None
+
+
+def _odd(path: Path, place: str, value: Any, expected: str) -> str:
+    shown = repr(value)
+    shown = shown if len(shown) <= _SHOWN else shown[: _SHOWN - 1] + "…"
+    return f"{path}: {place} is {shown}: {expected}. Restore the file, or take out what is wrong."
 
 
 def _began(session: Mapping[str, Any]) -> str:

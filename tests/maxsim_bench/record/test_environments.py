@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
-from maxsim_bench.record.environments import add_environments, read_environments, session_of
+from maxsim_bench.cli import main
+from maxsim_bench.measure.ceilings import Ceilings
+from maxsim_bench.record.environments import _Ceilings, add_environments, read_environments, session_of
 from maxsim_bench.record.files import StoreError
 
 FIRST = {"gpu": "a", "captured_at": "2026-11-29T16:00:00+00:00", "git_commit": "1", "ceilings": {"read_gbs": 4500.0}}
@@ -84,3 +87,66 @@ def test_environments_that_are_no_tables_are_refused(tmp_path: Path, facts: str)
     (tmp_path / "environment.json").write_text(f'{{"a": {facts}}}')
     with pytest.raises(StoreError, match="holds no environments by id"):
         read_environments(tmp_path)
+
+
+ODD = [
+    ("3", "is 3: expected a table"),
+    ("[]", r"is \[\]: expected a table"),
+    ("true", "is True: expected a table"),
+    ('{"read_gbs": "fast"}', r"\.read_gbs is 'fast': .*valid number"),
+    ('{"read_gbs": NaN}', r"\.read_gbs is nan: .*finite"),
+    ('{"read_gbs": Infinity}', r"\.read_gbs is inf: .*finite"),
+    ('{"read_gbs": -1.5}', r"\.read_gbs is -1\.5: .*greater than 0"),
+    ('{"read_gbs": 0}', r"\.read_gbs is 0: .*greater than 0"),
+    ('{"read_gbs": true}', r"\.read_gbs is True: .*valid number"),
+    ('{"read_gbs": 1' + "0" * 400 + "}", r"\.read_gbs is 10+…: "),
+    ('{"launch_ms": -1}', r"\.launch_ms is -1: .*greater than or equal to 0"),
+    ('{"host_copy_gbs": [1]}', r"\.host_copy_gbs is \[1\]: "),
+    ('{"matmul_tflops": null}', r"\.matmul_tflops is None: "),
+    ('{"matmul_tflops": [700]}', r"\.matmul_tflops is \[700\]: "),
+    ('{"matmul_tflops": {"fp16": "x"}}', r"\.matmul_tflops\.fp16 is 'x': "),
+    ('{"read_by_bytes": {"76800000": NaN}}', r"\.read_by_bytes\.76800000 is nan: "),
+    ('{"device": 3}', r"\.device is 3: .*string"),
+]
+
+
+@pytest.mark.parametrize("place", ["x.ceilings", "x.sessions[1].ceilings"])
+@pytest.mark.parametrize(("ceilings", "told"), ODD)
+def test_ceilings_that_no_session_measured_are_told_by_file_and_key(
+    tmp_path: Path, place: str, ceilings: str, told: str
+) -> None:
+    inside = f'{{"ceilings": {ceilings}}}'
+    facts = inside if place == "x.ceilings" else f'{{"sessions": [{{}}, {inside}]}}'
+    (tmp_path / "environment.json").write_text(f'{{"x": {facts}}}')
+    where = place.replace("[", r"\[").replace("]", r"\]").replace(".", r"\.")
+    with pytest.raises(
+        StoreError, match=rf"environment\.json: {where}{'' if told[0] == chr(92) else ' '}{told}.*Restore"
+    ):
+        read_environments(tmp_path)
+
+
+@pytest.mark.parametrize("ceilings", ["null", '"unknown: the worker crashed"', "{}", '{"read_gbs": null}'])
+def test_ceilings_that_were_not_measured_are_none(tmp_path: Path, ceilings: str) -> None:
+    (tmp_path / "environment.json").write_text(f'{{"x": {{"ceilings": {ceilings}}}}}')
+    assert sessions(tmp_path) == [{"ceilings": json.loads(ceilings)}]
+
+
+def test_what_measuring_ceilings_writes_is_read(tmp_path: Path) -> None:
+    record = Ceilings("cuda", {"fp16": 700.0}, 4500.0, 0.0, 0.0, {"read": "a"}, {"a": 1.0}, {"b": "why"}, {"8": 9.0}, 5)
+    assert _Ceilings.model_fields.keys() == record.to_record().keys()
+    add_environments(tmp_path, {"x": {"ceilings": record.to_record()}, "y": {}})
+    assert sessions(tmp_path) == [{"ceilings": record.to_record()}]
+
+
+@pytest.mark.parametrize("arguments", [["report"], ["report", "--check"]])
+def test_a_report_ends_with_the_message_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "results" / "h200").mkdir(parents=True)
+    (tmp_path / "results" / "h200" / "forward.csv").write_text("")
+    (tmp_path / "results" / "h200" / "environment.json").write_text('{"x": {"ceilings": {"read_gbs": "fast"}}}')
+    done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+    assert done.exit_code != 0
+    assert "results/h200/environment.json: x.ceilings.read_gbs is 'fast'" in done.stderr
