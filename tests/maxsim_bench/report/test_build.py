@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report.build import PAGE, Places, build_report
 from maxsim_bench.report.check import check
 from maxsim_bench.report.load import ReportError
@@ -84,6 +86,19 @@ def test_new_rows_make_the_report_stale_by_name(built: Built, made: Any) -> None
         assert name in told
     built.build()
     assert built.check() == []
+
+
+def test_a_row_whose_time_its_own_samples_contradict_fails_the_check_even_of_a_report_made_of_it(
+    built: Built, made: Any
+) -> None:
+    at = made.cell(B=1000)
+    row = next(r for r in made.sweep([at], ["eager", "fused"]) if r.backend == "fused")
+    append_samples(built.results / "h200" / "forward.csv", {row.key: {"ms": [7.0, 8.0], "round": [0, 1]}})
+    built.build()
+    (told,) = built.check()
+    assert told.startswith(f"h200/forward.csv: latency_ms is {row.latency_ms!r}, but the median of its samples is 7.5 ")
+    assert row.key in told
+    assert told in html.unescape((built.figures / PAGE).read_text())
 
 
 @pytest.mark.parametrize("name", ["latency.md", "latency-over-B.csv", "latency-over-B.png", "latency-over-B.pdf"])
