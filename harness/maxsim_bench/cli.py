@@ -73,7 +73,7 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
     \b
     Example: maxsim-bench plan forward --profile paper --gpu h200 --where Lq=32
     """
-    from maxsim_bench.planning import outline_lines
+    from maxsim_bench.planning import Filters, outline_lines
     from maxsim_bench.sweeps import nothing, outlines
 
     plans = outlines(gpu=gpu, **grid)
@@ -82,8 +82,8 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
     else:
         click.echo("\n".join(line for one in plans for line in outline_lines(one)))
     if not any(one.planned for one in plans):
-        filters = (*grid["where"], *grid["backends"])
-        raise DeclarationError([nothing(grid["names"], plans[0].gpu, grid["profile"], filters)])
+        names, profile = grid.pop("names"), grid.pop("profile")
+        raise DeclarationError([nothing(names, plans[0].gpu, profile, Filters(**grid))])
 
 
 @main.command()

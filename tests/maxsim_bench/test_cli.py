@@ -125,7 +125,7 @@ def test_a_memory_cap_becomes_part_of_every_cell(invoke: Invoke) -> None:
         (
             ["run", "tiny", "--where", "B=9"],
             "Error: no cell of tiny is declared for cpu under profile full with B=9. "
-            "`maxsim-bench plan` shows what is declared.\n",
+            "Without these filters there are. `maxsim-bench plan` shows what is declared.\n",
         ),
     ],
 )
@@ -135,6 +135,46 @@ def test_wrong_usage_is_a_message_with_a_remedy_and_exit_code_2(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = invoke(*arguments)
     assert (done.exit_code, done.stderr, done.stdout) == (2, told, "")
+
+
+def declare_for_gpus(name: str, smoke: str = "") -> None:
+    """A grid of GPUs alone, whose profile smoke is what `smoke` makes of it."""
+    text = TINY.replace('"tiny"', f'"{name}"').replace('"cpu", "h200"', '"h200"')
+    Path(f"experiments/{name}.toml").write_text(text + smoke)
+
+
+@pytest.mark.parametrize(
+    ("smoke", "arguments", "told"),
+    [
+        (
+            "",
+            ["--where", "B=1"],
+            "What a processor can measure are the grids of `maxsim-bench plan --profile smoke`; begin with "
+            "`maxsim-bench run tiny --profile smoke`.",
+        ),
+        (
+            '[profiles.smoke.axes]\ngpu = "cpu"\n',
+            ["--where", "B=1"],
+            "Under profile smoke there are: `maxsim-bench run big --profile smoke --where B=1`.",
+        ),
+        (
+            '[profiles.smoke.axes]\ngpu = "cpu"\n',
+            ["--where", "B=9"],
+            "Under profile smoke, without these filters, there are: `maxsim-bench run big --profile smoke`.",
+        ),
+    ],
+)
+def test_a_grid_of_other_cards_is_refused_with_what_can_be_measured_here(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, smoke: str, arguments: list[str], told: str
+) -> None:
+    """What the message names is a plan with cells."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    declare_for_gpus("big", smoke)
+    done = invoke("run", "big", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.endswith(f" {told}\n")
+    for command in re.findall(r"`maxsim-bench \w+ (.*?)`", told):
+        assert invoke("plan", *shlex.split(command)).exit_code == 0
 
 
 def test_every_mistake_of_a_grid_is_printed_with_file_and_line(invoke: Invoke) -> None:
