@@ -145,8 +145,9 @@ def run(
 def fidelity(into: Path | None, results: Path, as_json: bool, **given: Any) -> None:
     """Compare rankings with the FP32 reference's.
 
-    DATASET is apidocs (which needs neither network nor files), the name of a BEIR data set, or a path. Without one the
-    declared experiment runs: apidocs alone under the profile smoke, every declared data set under full.
+    DATASET is apidocs (which needs neither network nor files), another name that `maxsim-bench list datasets`
+    explains, the name of a BEIR data set, or a path. Without one the declared experiment runs: apidocs alone under the
+    profile smoke, every declared data set under full.
     Exit code 1 if an exact backend moves nDCG@10 by more than the limit, or one fails.
 
     \b
@@ -358,7 +359,7 @@ def track(run: Path | None, **folders: Path) -> None:
 def list_(what: str | None, experiments: Path, as_json: bool) -> None:
     """List experiments, backends or data sets.
 
-    Of a backend its version, or why it cannot run here. All three lists without an argument.
+    Of a backend what it is, and its version or why it cannot run here. All three lists without an argument.
 
     \b
     Example: maxsim-bench list backends

@@ -318,7 +318,22 @@ def test_list_says_of_every_backend_its_version_or_why_it_is_not_here(
 
     listed = json.loads(invoke("list", "backends", "--json").output)
     assert list(listed) == list(backends())
-    assert re.fullmatch(r"[0-9a-f]{12}", listed["eager"])
+    assert re.fullmatch(r"[0-9a-f]{12}", listed["eager"]["version"])
+    assert listed["eager"]["problem"] is None
+
+
+def test_list_says_of_every_backend_what_it_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name like `eager_tf32_cast` tells a newcomer nothing."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    listed = invoke("list", "backends").output.splitlines()
+    assert any(
+        re.fullmatch(r"  eager +PyTorch: all similarities in memory, in the operands' dtype \[[0-9a-f]{12}\]", line)
+        for line in listed
+    )
+    assert any(
+        re.fullmatch(r"  lik +late-interaction-kernels 0.4.5: .* \[not here: needs an NVIDIA GPU\]", line)
+        for line in listed
+    )
 
 
 def test_doctor_names_device_backends_and_what_is_missing(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -419,10 +434,14 @@ def test_list_names_the_data_sets_of_the_folder_in_the_environment(
     (tmp_path / "sets" / "mine").mkdir(parents=True)
     (tmp_path / "sets" / "mine" / "corpus.jsonl").touch()
     (tmp_path / "sets" / "other.tar.gz").touch()
+    (tmp_path / "sets" / "realmmrag_finslides_text.tar.gz").touch()
     monkeypatch.setenv("MAXSIM_BENCH_DATA", str(tmp_path / "sets"))
     listed = json.loads(invoke("list", "datasets", "--json").output)
-    assert list(listed) == ["apidocs", "mine", "other", "<BEIR name>", "ir_datasets:<id>", "<path>"]
+    known = ["apidocs", "scifact", "cranfield", "limit-small", "finslides"]
+    assert list(listed) == [*known, "mine", "other", "<BEIR name>", "ir_datasets:<id>", "<path>"]
     assert listed["mine"] == f"in {tmp_path}/sets"
+    assert listed["finslides"].endswith(f" [in {tmp_path}/sets]"), "by the name that the audit takes"
+    assert not listed["cranfield"].endswith("]")
 
 
 def test_evaluate_judges_a_run_and_tells_what_it_counted(invoke: Invoke) -> None:
@@ -452,8 +471,8 @@ def test_list_without_an_argument_shows_all_three_under_headings(invoke: Invoke)
     lines = invoke("list").output.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
         "experiments (what each measures)",
-        "backends (version, or the hash of the sources it runs)",
-        "datasets (where each comes from)",
+        "backends (what each is, and its version, or the hash of the sources it runs)",
+        "datasets (what each is, and where it comes from)",
     ]
     assert lines[1] == "  tiny  A tiny grid"
     assert set(json.loads(invoke("list", "--json").output)) == {"experiments", "backends", "datasets"}
