@@ -217,7 +217,7 @@ def claims(element: str | None, verdict: str | None, every: bool, local: bool, a
     if as_json:
         _print_json([asdict(entry) for entry in kept])
     else:
-        click.echo("\n".join(claims_lines(found, kept, every=every or element is not None or verdict is not None)))
+        click.echo("\n".join(claims_lines(found, kept, every=every, element=element, verdict=verdict)))
 
 
 @main.command()

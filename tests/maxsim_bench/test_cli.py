@@ -493,6 +493,26 @@ def test_claims_counts_every_claim_and_filters_by_element_and_verdict(invoke: In
     assert all(": superseded: published " in line for line in one)
 
 
+def test_claims_says_that_none_matches_and_which_verdicts_there_are(invoke: Invoke) -> None:
+    """An empty answer looks like a failure. Scripts get an empty list."""
+    filters = ["--element", "abstract (intermediate)", "--verdict", "holds"]
+    done = invoke("claims", *COMMITTED, *filters)
+    assert (done.exit_code, done.output) == (
+        0,
+        "no claim of abstract (intermediate) has the verdict 'holds'; there are: 2 superseded\n",
+    )
+    assert json.loads(invoke("claims", *COMMITTED, *filters, "--json").output) == []
+
+
+def test_a_claim_that_is_not_measured_is_listed_with_the_command_that_measures_it(invoke: Invoke) -> None:
+    filters = ["--element", "tab:fwd", "--verdict", "not measured"]
+    Path("none").mkdir()
+    listed = invoke("claims", *COMMITTED, "--results=none", *filters)
+    lines = listed.output.splitlines()
+    assert len(lines) == 80
+    assert all(re.search(r"; command: `maxsim-bench run [^`]+`$", line) for line in lines)
+
+
 def test_claims_refuses_what_no_claim_has(invoke: Invoke) -> None:
     done = invoke("claims", *COMMITTED, "--verdict", "difers")
     assert (done.exit_code, done.stderr) == (2, "Error: --verdict difers: no claim has it. Did you mean 'differs'?\n")

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.store import Store
 from maxsim_bench.report.build import PAGE, Places, build_report
 from maxsim_bench.report.check import check
 from maxsim_bench.report.load import ReportError
@@ -120,6 +122,35 @@ def test_the_readme_keeps_what_stands_around_the_block(built: Built) -> None:
     assert "fused (ours) [ms]" in block
     for link in re.findall(r"\]\(([^)]+)\)", block):
         assert (built.readme.parent / link).exists(), link
+
+
+def test_what_the_readme_counts_as_measured_was_measured(built: Built, made: Any) -> None:
+    """A row that says why there is no number is told apart: it is none of those that the numbers are made of."""
+    refused = {"latency_ms": None, "status": "unsupported", "error": "takes no such cell"}
+    lost = {"latency_ms": None, "status": "oom", "error": "out of memory"}
+    rows = [
+        Row.model_validate(
+            {"cell": made.cell(B=7), "backend": backend, "backend_version": "1.0", "gpu": "NVIDIA H200", **changes}
+        )
+        for backend, changes in (("lik", refused), ("fused", refused), ("eager", lost))
+    ]
+    before = current_block(built.readme) or ""
+    assert before.startswith("Measured rows: 6 on H200. Every number")
+    Store(built.results / "h200" / "forward.csv").append(rows)
+    paths = built.build()
+    block = current_block(built.readme) or ""
+    assert block.startswith(
+        "Measured rows: 6 on H200; 3 more say why they hold no number (2 unsupported, 1 oom). Every number"
+    )
+    page = paths.page.read_text()
+    assert "<p>9 rows, 6 of them measured; the others say why they hold no number. Of the" in page
+
+
+def test_a_goal_that_is_not_measured_is_told_in_the_readme_with_its_command(built: Built) -> None:
+    block = current_block(built.readme) or ""
+    unmeasured = [line for line in block.splitlines() if "| not measured" in line]
+    assert unmeasured
+    assert all(re.search(r"\| not measured: `(maxsim-bench|python -m) [^`]+` \|$", line) for line in unmeasured)
 
 
 def test_a_block_that_was_edited_is_seen(built: Built) -> None:
