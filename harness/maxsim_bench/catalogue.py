@@ -6,11 +6,13 @@ Orchestration beside `cli.py`. May import every room.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel
 
 from maxsim_bench.backends.registry import backends
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.datasets import DATASETS
 from maxsim_bench.declare.experiment import AXES, PROFILES, DeclarationError, Experiment
 from maxsim_bench.declare.load import load_directory, suggest
 from maxsim_bench.planning import describe
@@ -48,41 +50,50 @@ def known_backends(names: tuple[str, ...]) -> None:
         raise DeclarationError(unknown)
 
 
-def catalogue(what: str, folder: Path) -> dict[str, str]:
-    """Name → one line about it, for "experiments", "backends" or "datasets"."""
+def catalogue(what: str, folder: Path) -> dict[str, Any]:
+    """Name → one line about it, for "experiments" or "datasets"; for "backends" the fields of a `BackendState`."""
     if what == "experiments":
         return {e.name: e.title for e in experiments(folder)}
     if what == "backends":
-        from maxsim_bench.doctor import why_not
+        from maxsim_bench.doctor import state
         from maxsim_bench.machine import this_machine
 
         device = this_machine().device
-        states = {name: (backend.version(), why_not(backend, device)) for name, backend in backends().items()}
-        return {
-            name: version if problem is None else f"not here: {problem}" for name, (version, problem) in states.items()
-        }
+        return {name: state(backend, device).model_dump() for name, backend in backends().items()}
     from maxsim_bench.doctor import data_folders, data_sets
+    from maxsim_bench.retrieve.datasets.beir import ALIASES
 
-    built_in = {"apidocs": "known-item search over docstrings of installed packages; needs neither network nor files"}
     local = {name: f"in {folder}" for folder in data_folders() for name in data_sets(folder)}
+    known = dict(DATASETS)
+    for name, told in DATASETS.items():
+        here = local.pop(ALIASES.get(name, name), None)
+        known[name] = told if here is None else f"{told} [{here}]"
     further = {
         "<BEIR name>": "downloaded by `beir`, such as scifact or nfcorpus",
         "ir_datasets:<id>": "from the package ir_datasets, where it is installed",
         "<path>": "a directory or archive in BEIR layout",
     }
-    return built_in | local | further
+    return known | local | further
 
 
-def catalogue_lines(found: dict[str, dict[str, str]]) -> list[str]:
+def catalogue_lines(found: dict[str, dict[str, Any]]) -> list[str]:
     """The lists as text, each under a heading that says what stands beside the names."""
-    from maxsim_bench.doctor import VERSIONS
+    from maxsim_bench.doctor import VERSIONS, BackendState
 
-    beside = {"experiments": "what each measures", "backends": VERSIONS, "datasets": "where each comes from"}
+    beside = {
+        "experiments": "what each measures",
+        "backends": f"what each is, and its {VERSIONS}",
+        "datasets": "what each is, and where it comes from",
+    }
     lines = []
     for kind, entries in found.items():
         width = max((len(name) for name in entries), default=0) + 2
         lines.append(f"{kind} ({beside[kind]})")
-        lines += [f"  {name:<{width}}{told}" for name, told in entries.items()]
+        for name, told in entries.items():
+            if kind == "backends":
+                state = BackendState.model_validate(told)
+                told = f"{state.about} [{state.told()}]"
+            lines.append(f"  {name:<{width}}{told}")
     return lines
 
 

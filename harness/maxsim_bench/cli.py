@@ -73,7 +73,7 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
     \b
     Example: maxsim-bench plan forward --profile paper --gpu h200 --where Lq=32
     """
-    from maxsim_bench.planning import outline_lines
+    from maxsim_bench.planning import Filters, outline_lines
     from maxsim_bench.sweeps import nothing, outlines
 
     plans = outlines(gpu=gpu, **grid)
@@ -82,8 +82,8 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
     else:
         click.echo("\n".join(line for one in plans for line in outline_lines(one)))
     if not any(one.planned for one in plans):
-        filters = (*grid["where"], *grid["backends"])
-        raise DeclarationError([nothing(grid["names"], plans[0].gpu, grid["profile"], filters)])
+        names, profile = grid.pop("names"), grid.pop("profile")
+        raise DeclarationError([nothing(names, plans[0].gpu, profile, Filters(**grid))])
 
 
 @main.command()
@@ -145,8 +145,9 @@ def run(
 def fidelity(into: Path | None, results: Path, as_json: bool, **given: Any) -> None:
     """Compare rankings with the FP32 reference's.
 
-    DATASET is apidocs (which needs neither network nor files), the name of a BEIR data set, or a path. Without one the
-    declared experiment runs: apidocs alone under the profile smoke, every declared data set under full.
+    DATASET is apidocs (which needs neither network nor files), another name that `maxsim-bench list datasets`
+    explains, the name of a BEIR data set, or a path. Without one the declared experiment runs: apidocs alone under the
+    profile smoke, every declared data set under full.
     Exit code 1 if an exact backend moves nDCG@10 by more than the limit, or one fails.
 
     \b
@@ -216,7 +217,7 @@ def claims(element: str | None, verdict: str | None, every: bool, local: bool, a
     if as_json:
         _print_json([asdict(entry) for entry in kept])
     else:
-        click.echo("\n".join(claims_lines(found, kept, every=every or element is not None or verdict is not None)))
+        click.echo("\n".join(claims_lines(found, kept, every=every, element=element, verdict=verdict)))
 
 
 @main.command()
@@ -358,7 +359,7 @@ def track(run: Path | None, **folders: Path) -> None:
 def list_(what: str | None, experiments: Path, as_json: bool) -> None:
     """List experiments, backends or data sets.
 
-    Of a backend its version, or why it cannot run here. All three lists without an argument.
+    Of a backend what it is, and its version or why it cannot run here. All three lists without an argument.
 
     \b
     Example: maxsim-bench list backends

@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from maxsim_bench.backends.base import Backend
-from maxsim_bench.backends.registry import backends
+from maxsim_bench.backends.registry import about, backends
 from maxsim_bench.declare.cell import Cell
 
 DATA_VARIABLE = "MAXSIM_BENCH_DATA"
@@ -43,11 +43,16 @@ VERSIONS = "version, or the hash of the sources it runs"
 
 
 class BackendState(BaseModel):
-    """Whether a backend runs on this machine, and if not why (with the install line where that helps)."""
+    """What a backend is, whether it runs on this machine, and if not why (with the install line where that helps)."""
 
     name: str
+    about: str
     version: str
     problem: str | None
+
+    def told(self) -> str:
+        """Its version, or why it is not here."""
+        return self.version if self.problem is None else f"not here: {self.problem}"
 
 
 class Diagnosis(BaseModel):
@@ -75,7 +80,7 @@ def examine(*, with_ceilings: bool = True) -> Diagnosis:
     return Diagnosis(
         environment=capture(machine.device),
         ceilings=measure_ceilings(machine.device).to_record() if with_ceilings else None,
-        backends=[_state(backend, machine.device) for backend in backends().values()],
+        backends=[state(backend, machine.device) for backend in backends().values()],
         missing=missing,
         data={str(folder): data_sets(folder) for folder in data_folders()},
     )
@@ -112,8 +117,11 @@ def why_not(backend: Backend, device: str) -> str | None:
     return next(mended, None) or next(of_the_device, None) or reasons[0][1]
 
 
-def _state(backend: Backend, device: str) -> BackendState:
-    return BackendState(name=backend.name, version=backend.version(), problem=why_not(backend, device))
+def state(backend: Backend, device: str) -> BackendState:
+    """What a backend is, and whether it runs on "cuda" or "cpu" here."""
+    return BackendState(
+        name=backend.name, about=about(backend), version=backend.version(), problem=why_not(backend, device)
+    )
 
 
 def _probes() -> list[Cell]:
@@ -147,7 +155,7 @@ def diagnosis_lines(found: Diagnosis) -> list[str]:
         if found.ceilings["launch_ms"] is not None:
             lines.append(f"  {'empty launch':<26}{found.ceilings['launch_ms'] * 1e3:.3g} µs")
     lines.append(f"backends ({VERSIONS})")
-    lines += [f"  {b.name:<26}{b.version if b.problem is None else 'not here: ' + b.problem}" for b in found.backends]
+    lines += [f"  {b.name:<26}{b.told()}" for b in found.backends]
     lines.append("data sets")
     listed = [f"  {folder}: {', '.join(names) or 'none'}" for folder, names in found.data.items()]
     lines += ["  apidocs (built here from installed packages, nothing to fetch)", *listed]

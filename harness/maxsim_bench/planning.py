@@ -5,25 +5,56 @@ Orchestration beside `cli.py`. May import: declare.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.estimate import capacity, eager_bytes, input_bytes, plan_seconds
 from maxsim_bench.declare.experiment import Experiment, LeftOut, Plan, Planned, ProfileName
-from maxsim_bench.declare.select import select
+from maxsim_bench.declare.select import parse_where, select
 
 IDLE = "leaves nothing out, on any card under any profile"
+_FOLDER = Path("experiments")
+Verb = Literal["plan", "run", "fidelity"]
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The part of a grid that is asked for, in the words of the options of `plan` and `run`; `memory_cap` in bytes."""
+
+    where: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    memory_cap: int | None = None
+    experiments: Path = _FOLDER
+
+    @property
+    def conditions(self) -> list[dict[str, Any]]:
+        """Of `where`. Raises `DeclarationError` for what cannot be meant."""
+        return parse_where(self.where)
+
+    def command(self, names: Iterable[str], profile: ProfileName, verb: Verb = "run") -> str:
+        """The command that shows or measures this part of the named experiments; of rankings the part by backend."""
+        rankings = verb == "fidelity"  # it takes no conditions on cells
+        words = ["maxsim-bench", verb, *([] if rankings else names), "--profile", profile]
+        words += [word for name in self.backends for word in ("--backend", name)]
+        if not rankings:
+            words += [word for text in self.where for word in ("--where", text)]
+            words += [] if self.memory_cap is None else ["--memory-cap", str(self.memory_cap)]
+        words += [] if self.experiments == _FOLDER else ["--experiments", self.experiments.as_posix()]
+        return shlex.join(words)
 
 
 class Outline(BaseModel):
     """The exact grid of one experiment on one card, after filters, with estimates.
 
-    `elsewhere` maps every other card that the file names to its number of cells; `idle` holds the reasons of
-    constraints that leave nothing out anywhere.
+    `elsewhere` maps every other card that the file names to its number of cells, `command` measures them there; `idle`
+    holds the reasons of constraints that leave nothing out anywhere.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -35,6 +66,7 @@ class Outline(BaseModel):
     planned: list[Planned]
     left_out: list[LeftOut]
     elsewhere: dict[str, int]
+    command: str
     idle: list[str]
     seconds: float
 
@@ -44,19 +76,12 @@ class Outline(BaseModel):
         return sum(len(p.backends) for p in self.planned)
 
 
-def outline(
-    experiment: Experiment,
-    gpu: str,
-    profile: ProfileName,
-    where: Iterable[Mapping[str, Any]] = (),
-    backends: Iterable[str] = (),
-    memory_cap: int | None = None,
-) -> Outline:
-    """The grid of `experiment` for one card under a profile, filtered; `memory_cap` (bytes) caps every cell."""
+def outline(experiment: Experiment, gpu: str, profile: ProfileName, filters: Filters = Filters()) -> Outline:
+    """The grid of `experiment` for one card under a profile, filtered; a memory cap is that of every cell."""
     under = experiment.under(profile)
     plan = experiment.plan(gpu, profile)
-    conditions = list(where)
-    planned = select(plan, conditions, backends)
+    conditions, memory_cap = filters.conditions, filters.memory_cap
+    planned = select(plan, conditions, filters.backends)
     if memory_cap is not None:
         planned = [p.model_copy(update={"cell": p.cell.model_copy(update={"memory_cap": memory_cap})}) for p in planned]
         planned = list({p.cell: p for p in planned}.values())
@@ -68,7 +93,8 @@ def outline(
         gpu=gpu,
         planned=planned,
         left_out=plan.left_out,
-        elsewhere={g: len(select(experiment.plan(g, profile), conditions, backends)) for g in others},
+        elsewhere={g: len(select(experiment.plan(g, profile), conditions, filters.backends)) for g in others},
+        command=filters.command([experiment.name], profile, "fidelity" if experiment.op == "fidelity" else "run"),
         idle=[rule.why for rule in experiment.idle()],
         seconds=plan_seconds(Plan(planned=planned, left_out=[]), under.timing),
     )
@@ -97,8 +123,8 @@ def outline_lines(plan: Outline, *, cells: bool = True) -> list[str]:
         lines.append(f"  {IDLE}: {why}")
     for gpu, count in plan.elsewhere.items():
         if count:
-            command = f"maxsim-bench run {plan.experiment} --profile {plan.profile}"
-            lines.append(f"  elsewhere: {count} cells for {gpu}: on that machine `{command}`, then merge its CSV here")
+            told = f"on that machine `{plan.command}`, then merge its CSV here"
+            lines.append(f"  elsewhere: {count} cells for {gpu}: {told}")
     return lines
 
 

@@ -6,6 +6,7 @@ the report goes to figures/local, which is not committed, so that measuring some
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,10 +98,16 @@ def claims(places: Places, *, local: bool, element: str | None, verdict: str | N
     return found, kept
 
 
-def claims_lines(found: Ledger, kept: Sequence[Entry], *, every: bool) -> list[str]:
-    """Counts by element and overall; with `every` one line for each entry that was kept."""
-    if every:
+def claims_lines(
+    found: Ledger, kept: Sequence[Entry], *, every: bool, element: str | None = None, verdict: str | None = None
+) -> list[str]:
+    """Counts by element and overall; with `every` or a filter a line for each entry that was kept, or that none was."""
+    if kept and (every or element is not None or verdict is not None):
         return [_entry_line(entry) for entry in kept]
+    if verdict is not None:
+        among = Counter(entry.verdict for entry in found.entries if element in (None, entry.element))
+        there = ", ".join(f"{count} {name}" for name, count in among.most_common())
+        return [f"no claim{f' of {element}' if element else ''} has the verdict {verdict!r}; there are: {there}"]
     lines = []
     for record in found.summary().to_dict("records"):
         told = [f"{record[v]} {v}" for v in found.counts() if record[v]]
@@ -113,4 +120,6 @@ def _entry_line(entry: Entry) -> str:
     published = f"{entry.published} {entry.unit}".strip()
     by = f" by {entry.measured_by}" if entry.measured_by else ""
     measured = f"; measured {entry.measured}{by} on {entry.measured_on}" if entry.measured else ""
-    return f"{entry.claim_id}: {entry.verdict}: published {published} on {entry.published_on}{measured}: {entry.why}"
+    command = f"; command: `{entry.command}`" if entry.command else ""
+    told = f"{entry.claim_id}: {entry.verdict}: published {published} on {entry.published_on}{measured}"
+    return f"{told}: {entry.why}{command}"

@@ -15,11 +15,10 @@ from pydantic import BaseModel
 from maxsim_bench.catalogue import experiments, known_backends
 from maxsim_bench.declare.cell import Cell, row_key
 from maxsim_bench.declare.estimate import known_gpus
-from maxsim_bench.declare.experiment import DeclarationError, Experiment, ProfileName
+from maxsim_bench.declare.experiment import PROFILES, DeclarationError, Experiment, ProfileName
 from maxsim_bench.declare.load import suggest
-from maxsim_bench.declare.select import parse_where
 from maxsim_bench.machine import this_machine
-from maxsim_bench.planning import Outline, describe, duration, outline, outline_lines
+from maxsim_bench.planning import Filters, Outline, describe, duration, outline, outline_lines
 from maxsim_bench.progress import SweepProgress, outcome
 from maxsim_bench.record.row import Row
 
@@ -38,6 +37,11 @@ class Request:
     force: bool = False
     timeout_s: float | None = None
     dry_run: bool = False
+
+    @property
+    def filters(self) -> Filters:
+        """The part of the grid that is asked for."""
+        return Filters(self.where, self.backends, self.memory_cap, self.experiments)
 
 
 class Swept(BaseModel):
@@ -62,25 +66,20 @@ def outlines(
     gpu: str | None = None,
 ) -> list[Outline]:
     """The filtered grid of every chosen experiment for `gpu`, by default the device at hand."""
-    return [plan for _, plan in _chosen(experiments, names, profile, where, backends, memory_cap, gpu)]
+    filters = Filters(tuple(where), backends, memory_cap, experiments)
+    return [plan for _, plan in _chosen(filters, names, profile, gpu)]
 
 
 def _chosen(
-    folder: Path,
-    names: tuple[str, ...],
-    profile: ProfileName,
-    where: Iterable[str],
-    backends: tuple[str, ...],
-    memory_cap: int | None,
-    gpu: str | None,
+    filters: Filters, names: tuple[str, ...], profile: ProfileName, gpu: str | None
 ) -> list[tuple[Experiment, Outline]]:
-    conditions = parse_where(where)
-    known_backends(backends)
-    chosen = experiments(folder, names)
+    _ = filters.conditions  # what cannot be meant is told before anything is read
+    known_backends(filters.backends)
+    chosen = experiments(filters.experiments, names)
     card = this_machine().key if gpu is None else gpu
     if gpu is not None and gpu not in known_gpus():
         raise DeclarationError([f"--gpu {gpu}: unknown card. {suggest(gpu, known_gpus())}"])
-    return [(e, outline(e, card, profile, conditions, backends, memory_cap)) for e in chosen]
+    return [(e, outline(e, card, profile, filters)) for e in chosen]
 
 
 def sweep(request: Request) -> Swept:
@@ -93,7 +92,7 @@ def sweep(request: Request) -> Swept:
 
     r = request
     machine = this_machine()
-    chosen = _chosen(r.experiments, r.names, r.profile, r.where, r.backends, r.memory_cap, machine.key)
+    chosen = _chosen(r.filters, r.names, r.profile, machine.key)
     rankings = [experiment.name for experiment, _ in chosen if experiment.op == "fidelity" and r.names]
     if rankings:
         raise DeclarationError(
@@ -101,7 +100,7 @@ def sweep(request: Request) -> Swept:
         )
     chosen = [(experiment, plan) for experiment, plan in chosen if plan.planned and experiment.op != "fidelity"]
     if not chosen:
-        raise DeclarationError([nothing(r.names, machine.key, r.profile, (*r.where, *r.backends))])
+        raise DeclarationError([nothing(r.names, machine.key, r.profile, r.filters)])
     done = Swept(folder=r.folder.as_posix(), plans=[plan for _, plan in chosen], dry_run=r.dry_run)
     options = SweepOptions(device=machine.device, force=r.force, timeout_s=r.timeout_s)
     for experiment, plan in [] if r.dry_run else chosen:
@@ -144,11 +143,45 @@ def _parted(
     return (sorted(again), sorted(left), count) if count else None
 
 
-def nothing(names: Iterable[str], gpu: str, profile: ProfileName, filters: Iterable[str]) -> str:
-    """The message of `plan` and `run`, which both end with exit code 2, where no cell is left."""
+def nothing(names: tuple[str, ...], gpu: str, profile: ProfileName, filters: Filters) -> str:
+    """The message of `plan` and `run`, which both end with exit code 2, where no cell is left; with what there is."""
     told = f"no cell of {', '.join(names) or 'any experiment'} is declared for {gpu} under profile {profile}"
-    given = " ".join(filters)
-    return told + (f" with {given}" if given else "") + ". `maxsim-bench plan` shows what is declared."
+    given = " ".join((*filters.where, *filters.backends))
+    return f"{told}{f' with {given}' if given else ''}. {_instead(names, gpu, profile, filters)}"
+
+
+def _instead(names: tuple[str, ...], gpu: str, profile: ProfileName, filters: Filters) -> str:
+    """What the card can measure: the same under another profile, more without the filters, else another grid."""
+    every = Filters(experiments=filters.experiments)
+    others = [other for other in PROFILES if other != profile]
+    for other in others:
+        found = _measurable(names, gpu, other, filters)
+        if found:
+            return f"Under profile {other} there are: `{filters.command(_names(found), other)}`."
+    if any(plan.planned for _, plan in _chosen(every, names, profile, gpu)):
+        return "Without these filters there are. `maxsim-bench plan` shows what is declared."
+    for other in others:
+        found = _measurable(names, gpu, other, every)
+        if found:
+            return f"Under profile {other}, without these filters, there are: `{every.command(_names(found), other)}`."
+    smallest = PROFILES[0]
+    found = _measurable((), gpu, smallest, every)
+    if not found:
+        return "`maxsim-bench plan` shows what is declared."
+    largest = max(found, key=lambda plan: plan.measurements)
+    card = "a processor" if gpu == "cpu" else gpu
+    listing = every.command((), smallest, verb="plan")
+    return f"What {card} can measure are the grids of `{listing}`; begin with `{largest.command}`."
+
+
+def _measurable(names: tuple[str, ...], gpu: str, profile: ProfileName, filters: Filters) -> list[Outline]:
+    """Grids that have a cell which `run` measures."""
+    chosen = _chosen(filters, names, profile, gpu)
+    return [plan for experiment, plan in chosen if plan.planned and experiment.op != "fidelity"]
+
+
+def _names(plans: Iterable[Outline]) -> list[str]:
+    return [plan.experiment for plan in plans]
 
 
 def sweep_lines(done: Swept) -> list[str]:

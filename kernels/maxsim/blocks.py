@@ -90,8 +90,11 @@ def cut(blocks: Iterator[Documents], block_bytes: int, most: int) -> Iterator[Do
 
 def _bounds(codes: TokenBatch, rows: int, most: int) -> list[int]:
     """Where to cut so that a piece spans at most `rows` rows; by `most` alone if documents are out of order."""
-    starts = codes.row_starts()
-    if codes.starts is not None and bool((starts[1:] < starts[:-1]).any()):
+    if codes.starts is None:  # no look at a hundred thousand documents that lie one pitch apart: nothing is copied yet
+        fit = most if codes.pitch == 0 else (rows - codes.max_length) // codes.pitch + 1
+        return [*range(0, codes.count, max(1, min(fit, most))), codes.count]
+    starts = codes.starts
+    if bool((starts[1:] < starts[:-1]).any()):
         return [*range(0, codes.count, most), codes.count]
     ends = torch.cummax(starts + codes.row_lengths(), 0).values
     bounds, first = [0], 0
@@ -216,11 +219,15 @@ class _Slot:
         return QuantizedTokens(codes, moved[3], block.kind)
 
     def _reserve(self, size: int) -> None:
-        if self.there is None or self.there.shape[0] < size:
+        if self.there is not None and self.there.shape[0] >= size:
+            return
+        compute = torch.cuda.current_stream(self.device)
+        if self.there is not None:
             self.copies.synchronize()
-            torch.cuda.current_stream(self.device).synchronize()
+            compute.synchronize()
             self.there = None  # freed before the larger one is asked for
-            self.there = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.there = torch.empty(size, dtype=torch.uint8, device=self.device)
+        self.copies.wait_stream(compute)  # which may still read what was there; the copy of another slot goes on
 
     def _copy(self, part: Tensor, place: _Place) -> Tensor:
         assert self.there is not None

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from maxsim import maxsim, tokens
+from maxsim import blocks, maxsim, tokens
 from maxsim.quantized import quantize_fp8, quantize_int8, score
 from maxsim.quantized.index import Index, IndexFileError, open_index, write_index
 from maxsim.search import _Scorer, search
@@ -198,6 +198,27 @@ def test_an_original_with_a_nan_is_an_error_even_if_its_codes_were_fine():
 def test_arguments_that_do_not_fit_are_refused_by_name(call: Callable[[], object], message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize(
+    ("count", "length", "pitch", "rows", "most", "bounds"),
+    [
+        (7, 5, 5, 12, 100, [0, 2, 4, 6, 7]),
+        (7, 5, 8, 12, 100, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (7, 5, 8, 13, 100, [0, 2, 4, 6, 7]),
+        (7, 5, 5, 1, 100, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (7, 5, 5, 100, 3, [0, 3, 6, 7]),
+        (7, 5, 0, 5, 4, [0, 4, 7]),
+    ],
+)
+def test_documents_one_pitch_apart_are_cut_where_rows_end_without_a_look_at_each(
+    monkeypatch, count, length, pitch, rows, most, bounds
+):
+    """A piece reaches from its first row to the last of its last document; `pitch` 0: one document, many times."""
+    monkeypatch.setattr(TokenBatch, "row_starts", None)
+    values = torch.zeros(max(1, count * pitch, length), 4)
+    batch = TokenBatch(values=values, count=count, pitch=pitch, max_length=length)
+    assert blocks._bounds(batch, rows, most) == bounds
 
 
 @pytest.mark.gpu

@@ -125,7 +125,7 @@ def test_a_memory_cap_becomes_part_of_every_cell(invoke: Invoke) -> None:
         (
             ["run", "tiny", "--where", "B=9"],
             "Error: no cell of tiny is declared for cpu under profile full with B=9. "
-            "`maxsim-bench plan` shows what is declared.\n",
+            "Without these filters there are. `maxsim-bench plan` shows what is declared.\n",
         ),
     ],
 )
@@ -135,6 +135,46 @@ def test_wrong_usage_is_a_message_with_a_remedy_and_exit_code_2(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     done = invoke(*arguments)
     assert (done.exit_code, done.stderr, done.stdout) == (2, told, "")
+
+
+def declare_for_gpus(name: str, smoke: str = "") -> None:
+    """A grid of GPUs alone, whose profile smoke is what `smoke` makes of it."""
+    text = TINY.replace('"tiny"', f'"{name}"').replace('"cpu", "h200"', '"h200"')
+    Path(f"experiments/{name}.toml").write_text(text + smoke)
+
+
+@pytest.mark.parametrize(
+    ("smoke", "arguments", "told"),
+    [
+        (
+            "",
+            ["--where", "B=1"],
+            "What a processor can measure are the grids of `maxsim-bench plan --profile smoke`; begin with "
+            "`maxsim-bench run tiny --profile smoke`.",
+        ),
+        (
+            '[profiles.smoke.axes]\ngpu = "cpu"\n',
+            ["--where", "B=1"],
+            "Under profile smoke there are: `maxsim-bench run big --profile smoke --where B=1`.",
+        ),
+        (
+            '[profiles.smoke.axes]\ngpu = "cpu"\n',
+            ["--where", "B=9"],
+            "Under profile smoke, without these filters, there are: `maxsim-bench run big --profile smoke`.",
+        ),
+    ],
+)
+def test_a_grid_of_other_cards_is_refused_with_what_can_be_measured_here(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, smoke: str, arguments: list[str], told: str
+) -> None:
+    """What the message names is a plan with cells."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    declare_for_gpus("big", smoke)
+    done = invoke("run", "big", *arguments)
+    assert done.exit_code == 2
+    assert done.stderr.endswith(f" {told}\n")
+    for command in re.findall(r"`maxsim-bench \w+ (.*?)`", told):
+        assert invoke("plan", *shlex.split(command)).exit_code == 0
 
 
 def test_every_mistake_of_a_grid_is_printed_with_file_and_line(invoke: Invoke) -> None:
@@ -278,7 +318,22 @@ def test_list_says_of_every_backend_its_version_or_why_it_is_not_here(
 
     listed = json.loads(invoke("list", "backends", "--json").output)
     assert list(listed) == list(backends())
-    assert re.fullmatch(r"[0-9a-f]{12}", listed["eager"])
+    assert re.fullmatch(r"[0-9a-f]{12}", listed["eager"]["version"])
+    assert listed["eager"]["problem"] is None
+
+
+def test_list_says_of_every_backend_what_it_is(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name like `eager_tf32_cast` tells a newcomer nothing."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    listed = invoke("list", "backends").output.splitlines()
+    assert any(
+        re.fullmatch(r"  eager +PyTorch: all similarities in memory, in the operands' dtype \[[0-9a-f]{12}\]", line)
+        for line in listed
+    )
+    assert any(
+        re.fullmatch(r"  lik +late-interaction-kernels 0.4.5: .* \[not here: needs an NVIDIA GPU\]", line)
+        for line in listed
+    )
 
 
 def test_doctor_names_device_backends_and_what_is_missing(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,10 +434,14 @@ def test_list_names_the_data_sets_of_the_folder_in_the_environment(
     (tmp_path / "sets" / "mine").mkdir(parents=True)
     (tmp_path / "sets" / "mine" / "corpus.jsonl").touch()
     (tmp_path / "sets" / "other.tar.gz").touch()
+    (tmp_path / "sets" / "realmmrag_finslides_text.tar.gz").touch()
     monkeypatch.setenv("MAXSIM_BENCH_DATA", str(tmp_path / "sets"))
     listed = json.loads(invoke("list", "datasets", "--json").output)
-    assert list(listed) == ["apidocs", "mine", "other", "<BEIR name>", "ir_datasets:<id>", "<path>"]
+    known = ["apidocs", "scifact", "cranfield", "limit-small", "finslides"]
+    assert list(listed) == [*known, "mine", "other", "<BEIR name>", "ir_datasets:<id>", "<path>"]
     assert listed["mine"] == f"in {tmp_path}/sets"
+    assert listed["finslides"].endswith(f" [in {tmp_path}/sets]"), "by the name that the audit takes"
+    assert not listed["cranfield"].endswith("]")
 
 
 def test_evaluate_judges_a_run_and_tells_what_it_counted(invoke: Invoke) -> None:
@@ -412,8 +471,8 @@ def test_list_without_an_argument_shows_all_three_under_headings(invoke: Invoke)
     lines = invoke("list").output.splitlines()
     assert [line for line in lines if not line.startswith(" ")] == [
         "experiments (what each measures)",
-        "backends (version, or the hash of the sources it runs)",
-        "datasets (where each comes from)",
+        "backends (what each is, and its version, or the hash of the sources it runs)",
+        "datasets (what each is, and where it comes from)",
     ]
     assert lines[1] == "  tiny  A tiny grid"
     assert set(json.loads(invoke("list", "--json").output)) == {"experiments", "backends", "datasets"}
@@ -432,6 +491,26 @@ def test_claims_counts_every_claim_and_filters_by_element_and_verdict(invoke: In
     one = invoke("claims", *COMMITTED, "--verdict", "superseded").output.splitlines()
     assert len(one) == 360
     assert all(": superseded: published " in line for line in one)
+
+
+def test_claims_says_that_none_matches_and_which_verdicts_there_are(invoke: Invoke) -> None:
+    """An empty answer looks like a failure. Scripts get an empty list."""
+    filters = ["--element", "abstract (intermediate)", "--verdict", "holds"]
+    done = invoke("claims", *COMMITTED, *filters)
+    assert (done.exit_code, done.output) == (
+        0,
+        "no claim of abstract (intermediate) has the verdict 'holds'; there are: 2 superseded\n",
+    )
+    assert json.loads(invoke("claims", *COMMITTED, *filters, "--json").output) == []
+
+
+def test_a_claim_that_is_not_measured_is_listed_with_the_command_that_measures_it(invoke: Invoke) -> None:
+    filters = ["--element", "tab:fwd", "--verdict", "not measured"]
+    Path("none").mkdir()
+    listed = invoke("claims", *COMMITTED, "--results=none", *filters)
+    lines = listed.output.splitlines()
+    assert len(lines) == 80
+    assert all(re.search(r"; command: `maxsim-bench run [^`]+`$", line) for line in lines)
 
 
 def test_claims_refuses_what_no_claim_has(invoke: Invoke) -> None:

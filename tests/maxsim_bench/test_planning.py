@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import Experiment
-from maxsim_bench.planning import describe, duration, outline, outline_lines, size, varying
+from maxsim_bench.planning import Filters, describe, duration, outline, outline_lines, size, varying
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.2, "1 s"), (89.4, "89 s"), (90, "2 min"), (7500, "2 h 5 min")])
@@ -62,3 +65,29 @@ def test_a_constraint_that_leaves_nothing_out_anywhere_is_told() -> None:
         "  leaves nothing out, on any card under any profile: mistyped",
         "  leaves nothing out, on any card under any profile: of the full grid alone",
     ]
+
+
+def two_cards(**changes: Any) -> Experiment:
+    axes = {"gpu": ["cpu", "h200"], "B": [1, 2], "Nq": 1, "Lq": 8, "Ld": 8, "d": 8, "dtype": "fp32"}
+    return Experiment.model_validate(
+        {"name": "x", "title": "t", "backends": ["eager", "fused"], "axes": axes} | changes
+    )
+
+
+def test_the_command_for_another_card_measures_the_part_that_was_asked_for() -> None:
+    """And no more: a full grid may take hours that nobody asked for."""
+    filters = Filters(("B>1", "dtype=fp16,fp32"), ("eager", "fused"), 10**9, Path("my grids"))
+    told = [line for line in outline_lines(outline(two_cards(), "cpu", "full", filters)) if "elsewhere" in line]
+    assert told == [
+        "  elsewhere: 1 cells for h200: on that machine `maxsim-bench run x --profile full --backend eager "
+        "--backend fused --where 'B>1' --where dtype=fp16,fp32 --memory-cap 1000000000 --experiments 'my grids'`, "
+        "then merge its CSV here"
+    ]
+
+
+def test_rankings_are_made_by_a_command_of_their_own_elsewhere_too() -> None:
+    """`run` refuses them by name, and `fidelity` knows no --where."""
+    axes = {"gpu": ["cpu", "h200"], "dataset": ["apidocs"], "split": "test", "encoder": "minilm", "dtype": "fp32"}
+    plan = outline(two_cards(op="fidelity", axes=axes), "cpu", "full", Filters(("dtype=fp32",), ("eager",)))
+    assert plan.elsewhere == {"h200": 1}
+    assert plan.command == "maxsim-bench fidelity --profile full --backend eager"

@@ -53,6 +53,9 @@ class Backend(Protocol):
     tokens; `empty_documents`, True: False if it does not answer a document without tokens as docs/semantics.md does,
     so it is not asked.
 
+    `about` is one line for `maxsim-bench list backends`; without it that line is the first of the class's docstring,
+    which suits a class with one backend.
+
     One that is no scorer says what its callable returns, and so what it is checked for, in `gives` (default "result",
     what the operator returns): "sums", float64 sums of the 32-bit words of Q and D, or "nothing", an empty tensor.
     """

@@ -58,6 +58,7 @@ class Ddp:
     package: str | None = None  # of the peer that scores
     exact: bool = False
     install: str | None = None
+    about: str = ""
 
     def version(self) -> str:
         if self.package is not None:
@@ -128,9 +129,14 @@ def reference_rank_0(cell: Cell, inputs: Inputs) -> Callable[[], object]:
 
 
 BACKENDS = [
-    Ddp("ddp_conventional"),
-    Ddp("ddp_tiled"),
-    Ddp("ddp_sharded"),
-    Ddp("ddp_flash_tiled", package="flash-maxsim", install=_INSTALL),
-    Ddp("ddp_flash_sharded", package="flash-maxsim", install=_INSTALL),
+    Ddp("ddp_conventional", about="in-batch negatives over ranks: documents gathered, autograd through eager"),
+    Ddp(
+        "ddp_tiled",
+        about="in-batch negatives over ranks, ours: documents gathered, scored and differentiated a tile at a time",
+    ),
+    Ddp(
+        "ddp_sharded", about="in-batch negatives over ranks, ours: documents stay where they are, queries are gathered"
+    ),
+    Ddp("ddp_flash_tiled", package="flash-maxsim", install=_INSTALL, about="ddp_tiled, scored by flash-maxsim"),
+    Ddp("ddp_flash_sharded", package="flash-maxsim", install=_INSTALL, about="ddp_sharded, scored by flash-maxsim"),
 ]

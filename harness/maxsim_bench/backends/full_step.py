@@ -41,6 +41,7 @@ class FullStep:
     scorer: Literal["eager", "fused", "flash"]
     exact: bool = False
     install: str | None = "pip install 'maxsim-bench[offline]'"
+    about: str = ""
 
     def version(self) -> str:
         if self.scorer == "flash":
@@ -178,7 +179,7 @@ def _flash(q: torch.Tensor, d: torch.Tensor) -> Any:
 _SCORERS: dict[str, Callable[..., torch.Tensor]] = {"eager": _eager, "fused": _fused, "flash": _flash}
 
 BACKENDS = [
-    FullStep("full_step_eager", "eager"),
-    FullStep("full_step_fused", "fused"),
-    FullStep("full_step_flash", "flash"),
+    FullStep("full_step_eager", "eager", about="a whole training step, encoder included, scored by eager"),
+    FullStep("full_step_fused", "fused", about="a whole training step, encoder included, scored by ours"),
+    FullStep("full_step_flash", "flash", about="a whole training step, encoder included, scored by flash-maxsim"),
 ]

@@ -28,6 +28,7 @@ class Fused:
     path: Literal["portable", "hopper"] | None = None
     exact: bool = True
     install: str | None = None
+    about: str = "ours: `maxsim.maxsim`, one fused kernel, chosen by its launch table"
 
     def version(self) -> str:
         return source_hash(*_SOURCES)
@@ -84,4 +85,11 @@ def token_batches(inputs: Inputs, package: Any = None) -> tuple[TokenBatch, Toke
     return q, maxsim.tokens(D, lengths=lengths)
 
 
-BACKENDS = [Fused(), Fused(name="fused_portable", path="portable")]
+BACKENDS = [
+    Fused(),
+    Fused(
+        name="fused_portable",
+        path="portable",
+        about="ours, held to the portable Triton kernel that needs no Hopper card",
+    ),
+]

@@ -57,6 +57,7 @@ class Quantized:
     unit: str | None = None
     exact: bool = False
     install: str | None = None
+    about: str = ""
 
     def version(self) -> str:
         return source_hash("tokens.py", "quantized")
@@ -93,9 +94,23 @@ class Quantized:
 
 
 BACKENDS = [
-    Quantized("fused_int8", "int8_per_token", INT8_PER_TOKEN, unit="int8"),
-    Quantized("fused_int8_doc", "int8_per_document", INT8_PER_DOCUMENT, unit="int8"),
-    Quantized("fused_int8_mixed", "int8_per_token", INT8_PER_TOKEN, queries="as_given"),
-    Quantized("fused_fp8", "fp8_per_token", FP8_E4M3, unit="fp8"),
-    Quantized("fused_fp8_doc", "fp8_per_document", FP8_E4M3, unit="fp8"),
+    Quantized("fused_int8", "int8_per_token", INT8_PER_TOKEN, unit="int8", about="ours on INT8 codes, a scale a token"),
+    Quantized(
+        "fused_int8_doc",
+        "int8_per_document",
+        INT8_PER_DOCUMENT,
+        unit="int8",
+        about="ours on INT8 codes, a scale a document",
+    ),
+    Quantized(
+        "fused_int8_mixed",
+        "int8_per_token",
+        INT8_PER_TOKEN,
+        queries="as_given",
+        about="ours on queries as given and INT8 documents, a scale a token",
+    ),
+    Quantized("fused_fp8", "fp8_per_token", FP8_E4M3, unit="fp8", about="ours on FP8 (e4m3), a scale a token"),
+    Quantized(
+        "fused_fp8_doc", "fp8_per_document", FP8_E4M3, unit="fp8", about="ours on FP8 (e4m3), a scale a document"
+    ),
 ]

@@ -29,6 +29,7 @@ class FlashMaxSimInt8:
     exact: bool = False
     length_multiple: int = 64  # tunes eleven launches for every query length
     install: str | None = _INSTALL
+    about: str = "flash-maxsim 0.3.0, query and documents as INT8 codes, a scale a token"
 
     @property
     def unit(self) -> str:
@@ -121,6 +122,10 @@ class LateInteractionKernelsFp8:
 
 BACKENDS = [
     FlashMaxSimInt8(),
-    FlashMaxSimInt8(name="flash_maxsim_int8_mixed", mixed=True),
+    FlashMaxSimInt8(
+        name="flash_maxsim_int8_mixed",
+        mixed=True,
+        about="flash-maxsim 0.3.0, fp16 query and INT8 documents, dequantised on chip",
+    ),
     LateInteractionKernelsFp8(),
 ]

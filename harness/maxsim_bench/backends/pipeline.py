@@ -34,6 +34,7 @@ class Pipeline:
     rerank: Literal["chunked", "flash", "fused"]
     exact: bool = False
     install: str | None = None
+    about: str = ""
 
     def version(self) -> str:
         if self.rerank == "flash":
@@ -131,7 +132,14 @@ def pooled(x: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
 
 
 BACKENDS = [
-    Pipeline("pipeline_chunked", "chunked"),
-    Pipeline("pipeline_flash", "flash", install=_INSTALL),
-    Pipeline("pipeline_fused", "fused"),
+    Pipeline(
+        "pipeline_chunked", "chunked", about="two-stage search, candidates copied together and reranked by chunked"
+    ),
+    Pipeline(
+        "pipeline_flash",
+        "flash",
+        install=_INSTALL,
+        about="two-stage search, candidates copied together and reranked by flash-maxsim",
+    ),
+    Pipeline("pipeline_fused", "fused", about="two-stage search, candidates reranked by ours where they lie"),
 ]

@@ -18,7 +18,7 @@ from maxsim_bench.declare.experiment import VARIANT, axis_of
 
 @dataclass(frozen=True)
 class PyLateFormula:
-    """The formula, on padded documents and queries with 0/1 masks."""
+    """PyLate's scoring formula, on padded documents and queries with 0/1 masks."""
 
     name: str = "eager_pylate"
     exact: bool = False

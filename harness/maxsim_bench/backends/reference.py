@@ -20,7 +20,7 @@ from maxsim_bench.declare.cell import Cell
 
 @dataclass(frozen=True)
 class Reference:
-    """`maxsim.reference.blocked_fp32`; compared with itself it must come out exact."""
+    """The FP32 reference, `maxsim.reference.blocked_fp32`; compared with itself it must come out exact."""
 
     name: str = "reference"
     exact: bool = True

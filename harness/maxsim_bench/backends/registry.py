@@ -37,6 +37,12 @@ def backends() -> dict[str, Backend]:
     return dict(sorted(found.items(), key=lambda item: (rank.get(item[0], len(ORDER)), item[0])))
 
 
+def about(backend: Backend) -> str:
+    """What a backend is, in the one line that it has for itself."""
+    told = getattr(backend, "about", "") or (type(backend).__doc__ or "").strip().splitlines()[0]
+    return str(told).removesuffix(".")
+
+
 def get(name: str) -> Backend:
     """The backend called `name`.
 

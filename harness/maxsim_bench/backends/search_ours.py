@@ -45,6 +45,7 @@ class Search:
     unit: str | None = None
     exact: bool = True
     install: str | None = None
+    about: str = ""
 
     def version(self) -> str:
         return source_hash("tokens.py", "operator.py", "fused", "quantized", "blocks.py", "search.py")
@@ -121,7 +122,19 @@ def _quantised(d: TokenBatch, per: Literal["token", "document"], device: torch.d
 
 
 BACKENDS = [
-    Search("search"),
-    Search("search_int8", quantiser="int8_per_token", unit="int8", exact=False),
-    Search("search_int8_rescored", quantiser="int8_per_token", rescore=True, unit="int8"),
+    Search("search", about="ours: exact top k over a corpus in host memory, `maxsim.search`"),
+    Search(
+        "search_int8",
+        quantiser="int8_per_token",
+        unit="int8",
+        exact=False,
+        about="ours: top k over INT8 documents",
+    ),
+    Search(
+        "search_int8_rescored",
+        quantiser="int8_per_token",
+        rescore=True,
+        unit="int8",
+        about="search_int8, whose best k · 10 are scored again exactly",
+    ),
 ]

@@ -35,6 +35,7 @@ class TorchBaseline:
     cast_inside: bool = False
     exact: bool = False
     install: str | None = None
+    about: str = ""
 
     def version(self) -> str:
         return source_hash("reference.py", "baselines.py")
@@ -87,13 +88,17 @@ class TorchBaseline:
 
 
 BACKENDS = [
-    TorchBaseline("eager", "eager"),
-    TorchBaseline("eager_fp32", "eager", "fp32"),
-    TorchBaseline("eager_tf32", "eager", "tf32"),
-    TorchBaseline("eager_tf32_cast", "eager", "tf32", cast_inside=True),
-    TorchBaseline("chunked", "chunked"),
-    TorchBaseline("compiled", "compiled"),
-    TorchBaseline("compiled_tf32", "compiled", "tf32"),
-    TorchBaseline("compiled_graphs", "compiled_graphs"),
-    TorchBaseline("compiled_graphs_tf32", "compiled_graphs", "tf32"),
+    TorchBaseline("eager", "eager", about="PyTorch: all similarities in memory, in the operands' dtype"),
+    TorchBaseline("eager_fp32", "eager", "fp32", about="eager on operands cast to fp32 beforehand, IEEE products"),
+    TorchBaseline("eager_tf32", "eager", "tf32", about="eager on operands cast to fp32 beforehand, TF32 products"),
+    TorchBaseline(
+        "eager_tf32_cast", "eager", "tf32", cast_inside=True, about="eager_tf32 with the casts in every call"
+    ),
+    TorchBaseline("chunked", "chunked", about="eager over a block of documents at a time"),
+    TorchBaseline("compiled", "compiled", about="eager through torch.compile (max-autotune), without CUDA graphs"),
+    TorchBaseline("compiled_tf32", "compiled", "tf32", about="eager_tf32 through torch.compile, without CUDA graphs"),
+    TorchBaseline("compiled_graphs", "compiled_graphs", about="eager through torch.compile, with CUDA graphs"),
+    TorchBaseline(
+        "compiled_graphs_tf32", "compiled_graphs", "tf32", about="eager_tf32 through torch.compile, with CUDA graphs"
+    ),
 ]

@@ -38,6 +38,7 @@ class TrainFused:
     save: str = "argmax"
     exact: bool = True
     install: str | None = None
+    about: str = "our training step: fused forward, the backward path that the measured table chooses"
 
     def version(self) -> str:
         return source_hash(*_SOURCES)
@@ -66,7 +67,7 @@ class TrainFused:
 
 @dataclass(frozen=True)
 class TrainStage:
-    """One piece of a step by itself, named by the cell's variant: forward, csr_build, dq, dd or backward.
+    """One piece of our training step by itself, named by the cell's variant: forward, csr_build, dq, dd or backward.
 
     What the piece needs from earlier ones is made while preparing. A row's operations and bytes are those of the piece
     alone, every operand once; E entries are (query token, document) pairs, and n of them meet one document:
@@ -184,10 +185,10 @@ def in_shape(result: tuple[Any, Any, Any], inputs: Inputs) -> tuple[Any, Any, An
 
 BACKENDS = [
     TrainFused(),
-    TrainFused("train_lean", backward="onehot"),
-    TrainFused("train_recompute", save="recompute"),
-    TrainFused("train_csr", backward="csr"),
-    TrainFused("train_csr_sort", backward="csr_sort"),
-    TrainFused("train_atomic", backward="atomic"),
+    TrainFused("train_lean", backward="onehot", about="our training step in the least memory, by one-hot products"),
+    TrainFused("train_recompute", save="recompute", about="our training step, the argmax recomputed instead of saved"),
+    TrainFused("train_csr", backward="csr", about="our training step by an inverse-grid CSR"),
+    TrainFused("train_csr_sort", backward="csr_sort", about="our training step by a CSR from the library's sort"),
+    TrainFused("train_atomic", backward="atomic", about="our training step by atomic additions"),
     TrainStage(),
 ]

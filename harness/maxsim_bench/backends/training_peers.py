@@ -35,6 +35,7 @@ class TrainFlash:
     path: str | None = None
     exact: bool = False
     install: str | None = _INSTALL
+    about: str = "flash-maxsim 0.3.0's training step, its own choice of backward path"
 
     def version(self) -> str:
         return installed_version("flash-maxsim")
@@ -83,6 +84,7 @@ class TrainLik:
     backward: Literal["auto", "lowmem"]
     exact: bool = False
     install: str | None = _INSTALL
+    about: str = ""
 
     def version(self) -> str:
         return installed_version("late-interaction-kernels")
@@ -114,8 +116,8 @@ class TrainLik:
 
 BACKENDS = [
     TrainFlash(),
-    TrainFlash("train_flash_csr", path="invgrid"),
-    TrainFlash("train_flash_atomic", path="atomic"),
-    TrainLik("train_lik", "auto"),
-    TrainLik("train_lik_lowmem", "lowmem"),
+    TrainFlash("train_flash_csr", path="invgrid", about="flash-maxsim 0.3.0's training step by its inverse grid"),
+    TrainFlash("train_flash_atomic", path="atomic", about="flash-maxsim 0.3.0's training step by atomic additions"),
+    TrainLik("train_lik", "auto", about='late-interaction-kernels 0.4.5\'s training step, backward "auto"'),
+    TrainLik("train_lik_lowmem", "lowmem", about='late-interaction-kernels 0.4.5\'s training step, backward "lowmem"'),
 ]

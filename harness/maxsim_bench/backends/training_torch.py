@@ -46,6 +46,7 @@ class TrainEager:
     winners: Literal["all", "one"] = "all"
     exact: bool = False
     install: str | None = None
+    about: str = ""
 
     def version(self) -> str:
         if self.winners == "one":
@@ -127,9 +128,15 @@ def _rows(lengths: torch.Tensor | None, Ld: int) -> torch.Tensor:
 
 
 BACKENDS = [
-    TrainEager("train_eager"),
-    TrainEager("train_eager_tf32", "tf32"),
-    TrainEager("train_checkpointed", "tf32", checkpoint=True),
-    TrainEager("train_eager_max_tf32", "tf32", winners="one"),
-    TrainEager("train_checkpointed_max", "tf32", checkpoint=True, winners="one"),
+    TrainEager("train_eager", about="autograd through eager, in the operands' dtype"),
+    TrainEager("train_eager_tf32", "tf32", about="autograd through eager on operands cast to fp32, TF32 products"),
+    TrainEager("train_checkpointed", "tf32", checkpoint=True, about="train_eager_tf32, blocks of documents recomputed"),
+    TrainEager("train_eager_max_tf32", "tf32", winners="one", about="train_eager_tf32 with `max`: one winner of a tie"),
+    TrainEager(
+        "train_checkpointed_max",
+        "tf32",
+        checkpoint=True,
+        winners="one",
+        about="train_checkpointed with `max`: one winner",
+    ),
 ]

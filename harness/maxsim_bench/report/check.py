@@ -22,13 +22,13 @@ REMEDY = "Run `make report` and commit what it writes."
 
 
 def check(roots: Sequence[Path], out: Path, *, places: Places | None = None, readme: Path | None = None) -> list[str]:
-    """What no longer follows from the rows, one sentence each; empty if everything does.
+    """What no longer follows from the rows, and rows that contradict their own samples, one sentence each; else empty.
 
     Raises:
         ReportError, StoreError: for data that cannot be read.
     """
     report = compose(roots, places or Places())
-    found = list(_stale(report, out))
+    found = [*report.results.contradictions, *_stale(report, out)]
     expected = {artefact.name for artefact in report.artefacts}
     found += [
         f"{path}: nothing in the results makes this any more"

@@ -13,6 +13,12 @@ from maxsim_bench.declare.experiment import Experiment, Planned, ProfileName
 from maxsim_bench.declare.load import load_directory
 
 
+def measuring(experiment: Experiment, profile: ProfileName) -> str:
+    """The command that measures an experiment on the card at hand; rankings have one of their own."""
+    run = "fidelity" if experiment.op == "fidelity" else f"run {experiment.name}"
+    return f"maxsim-bench {run} --profile {profile}"
+
+
 @dataclass
 class Declared:
     """Experiments by name, and their grids, each expanded when first asked for."""

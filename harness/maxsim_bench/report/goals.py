@@ -41,7 +41,7 @@ from maxsim_bench.declare.estimate import capacity, input_bytes, pairs
 from maxsim_bench.declare.experiment import Experiment, ProfileName, matches
 from maxsim_bench.declare.load import condition_mistakes, suggest
 from maxsim_bench.record.row import Row
-from maxsim_bench.report import names
+from maxsim_bench.report import declared, names
 from maxsim_bench.report.compare.statistics import Effect
 from maxsim_bench.report.load import ReportError, Results
 from maxsim_bench.report.paired import Pairs
@@ -50,11 +50,6 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, ">": operator.gt, "<": operator.lt,
 }  # fmt: skip
 _BOUND = re.compile(r"(>=|<=|>|<)\s*(-?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)")
-# The module behind each of `names.COMMANDS`.
-_MODULES = {
-    "gradient_audit_float64": "gradient_audit", "training_capacity": "training_capacity",
-    "training_curve": "training_curve", "training_parity": "parity",
-}  # fmt: skip
 _LESS_IS_BETTER = ("latency", "bytes", "err", "joules")
 
 
@@ -384,14 +379,14 @@ def measuring(one: Assessed, experiments: Mapping[str, Experiment]) -> str:
     found = []
     for name in one.goal.rows.experiment:
         again = " --force" if one.unspoken else ""
-        if name in _MODULES:
-            found.append(f"python -m maxsim_bench.{_MODULES[name]}")
+        if name in names.COMMANDS:
+            found.append(names.COMMANDS[name].line)
         elif name in experiments and experiments[name].op == "fidelity":
-            found.append(f"maxsim-bench fidelity --profile full{again}")
+            found.append(f"{declared.measuring(experiments[name], 'full')}{again}")
         elif name in experiments:
             profiles: tuple[ProfileName, ...] = ("paper", "full")
             smallest = next((p for p in profiles if _declares(experiments[name], p, one.goal)), None)
-            found += [f"maxsim-bench run {name} --profile {smallest}{again}"] if smallest else []
+            found += [f"{declared.measuring(experiments[name], smallest)}{again}"] if smallest else []
     return "; ".join(found)
 
 

@@ -16,7 +16,7 @@ import pandas as pd
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.record.environments import read_environments
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import misshapen, read_samples, samples_path
+from maxsim_bench.record.samples import contradiction, misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 
 # Folders below results/ that hold no committed rows of a card: this machine's own, and the small records of past runs.
@@ -47,7 +47,9 @@ class Results:
         environments: environment id → what was captured.
         earlier: rows that a newer one of their cell and backend replaced, with their sources; nothing shows them, but
             what was timed in turn with one of them can be compared with it.
-        warnings: what was lost of a file (a cut line, a header, samples), one sentence each.
+        warnings: what was lost of a file (a cut line, a header, samples), and the contradictions, one sentence each.
+        contradictions: rows whose time is not the median of the samples beside them, one sentence each. Such a row is
+            shown as its CSV has it, and nothing that is committed may hold one.
     """
 
     frame: pd.DataFrame
@@ -56,6 +58,7 @@ class Results:
     environments: Mapping[str, Any] = field(default_factory=dict)
     earlier: tuple[tuple[Row, str], ...] = ()
     warnings: tuple[str, ...] = ()
+    contradictions: tuple[str, ...] = ()
 
     def samples(self, source: str) -> dict[str, Any]:
         """Row key → raw samples of one CSV; empty where none were kept. ReportError for some that no timer gives."""
@@ -118,10 +121,11 @@ def load(roots: Sequence[Path]) -> Results:
     """Every finished row below `roots`, the newest measurement of each cell and backend.
 
     An older version of a backend leaves rows that a newer one replaces; they stay in the CSV, and comparing two runs
-    is how to see them. Where two roots hold the same row, the first root's is taken. What was lost of a file is logged,
-    which by default is a line on stderr, and stands in the `warnings`.
+    is how to see them. Where two roots hold the same row, the first root's is taken. What was lost of a file, and what
+    contradicts its samples, is logged, which by default is a line on stderr, and stands in the `warnings`.
     """
     warnings: list[str] = []
+    contradictions: list[str] = []
     rows: list[tuple[Row, str]] = []
     paths: dict[str, Path] = {}
     environments: dict[str, Any] = {}
@@ -133,29 +137,51 @@ def load(roots: Sequence[Path]) -> Results:
                 environments |= read_environments(path.parent)
                 store = Store(path)
                 rows += [(row, source) for row in store.rows()]
-                warnings += lost(store, source)
+                samples = read_samples(path)
+                warnings += lost(store, source, samples)
+                contradictions += contradicting(store, source, samples)
                 for side in (f"{PER_QUERY}/*.csv", f"{REPEAT}/*/*.csv", SELFTEST):
                     for found in sorted(path.parent.glob(side)):
                         paths.setdefault(source_name(found, root), found)
+    warnings += contradictions
     for warning in warnings:
         _LOG.warning("%s", warning)
     kept = newest(rows)
     keys = {row.key for row, _ in kept}
     earlier = tuple((row, source) for row, source in rows if row.key not in keys)
-    return replace(results_of(kept, paths, environments), earlier=earlier, warnings=tuple(warnings))
+    return replace(
+        results_of(kept, paths, environments),
+        earlier=earlier,
+        warnings=tuple(warnings),
+        contradictions=tuple(contradictions),
+    )
 
 
-def lost(store: Store, source: str) -> list[str]:
+def lost(store: Store, source: str, samples: Mapping[str, Any]) -> list[str]:
     """What is missing of a CSV and of the samples beside it, one sentence each; nothing for whole files."""
     cut = store.cut()
     told = [] if cut is None else [f"{source}: {cut}"]
     timed = [row for row, _ in newest((row, source) for row in store.rows()) if row.latency_ms is not None]
     if timed and not samples_path(store.path).exists():
         return [*told, f"samples of {source} are missing: no paired ratios"]
-    without = len({row.key for row in timed} - read_samples(store.path).keys()) if timed else 0
+    without = len({row.key for row in timed} - samples.keys())
     if without:
         told.append(f"samples of {source} are cut: {without} of {len(timed)} timed rows have no paired ratios")
     return told
+
+
+def contradicting(store: Store, source: str, samples: Mapping[str, Any]) -> list[str]:
+    """Rows of a CSV whose time is not what the samples beside it give, one sentence each."""
+    found = [
+        (row.key, contradiction(row.latency_ms, samples.get(row.key)))
+        for row in store.rows()
+        if row.latency_ms is not None
+    ]
+    return [
+        f"{source}: {told} ({key}). Restore both files, or measure the row again with --force"
+        for key, told in found
+        if told is not None
+    ]
 
 
 def source_name(path: Path, root: Path) -> str:

@@ -103,13 +103,6 @@ POLICIES = {
     "graph": "graph replays",
     "host": "wall clock of one call",
 }
-# Experiments that a command measures instead of a declared grid, so that no file holds their title.
-COMMANDS = {
-    "gradient_audit_float64": "Gradients of every backward path against float64",
-    "training_capacity": "Training capacity: the largest contrastive batch whose step fits, by scorer",
-    "training_curve": "The paper's loss curves: Q and D themselves trained, fused and eager from the same start",
-    "training_parity": "A contrastive run on real text, fused and eager side by side over seeds",
-}
 AXIS_LABELS = {
     "B": "documents B",
     "Nq": "queries Nq",
@@ -124,6 +117,36 @@ AXES = (
     "Nq", "B", "Lq", "Ld", "d", "dtype", "precision", "layout", "pairing", "length_distribution", "inputs", "dataset",
     "split", "encoder", "chunk", "k", "quantiser", "memory_cap", "timing_policy", "variant",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Command:
+    """What measures an experiment that no file declares: its title, and the module of ours that is run."""
+
+    title: str
+    module: str
+
+    @property
+    def line(self) -> str:
+        """As it is typed."""
+        return f"python -m maxsim_bench.{self.module}"
+
+
+# Experiments that a command measures instead of a declared grid, so that no file holds their title.
+COMMANDS = {
+    "gradient_audit_float64": Command(
+        "Gradients of every deterministic backward path, elementwise against float64 at random lengths: goes further "
+        "than gradient_audit",
+        "gradient_audit",
+    ),
+    "training_capacity": Command(
+        "Training capacity: the largest contrastive batch whose step fits, by scorer", "training_capacity"
+    ),
+    "training_curve": Command(
+        "The paper's loss curves: Q and D themselves trained, fused and eager from the same start", "training_curve"
+    ),
+    "training_parity": Command("A contrastive run on real text, fused and eager side by side over seeds", "parity"),
+}
 
 
 @dataclass(frozen=True)

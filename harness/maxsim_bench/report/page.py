@@ -17,7 +17,7 @@ import pandas as pd
 from maxsim_bench.record.environments import session_of
 from maxsim_bench.report import names
 from maxsim_bench.report.claims import Ledger
-from maxsim_bench.report.declared import Declared
+from maxsim_bench.report.declared import Declared, measuring
 from maxsim_bench.report.elements import Artefact
 from maxsim_bench.report.figures import Figure
 from maxsim_bench.report.load import Results
@@ -95,6 +95,7 @@ def write_page(page: Page, path: Path) -> Path:
         coverage=covered,
         protocol=PROTOCOL,
         rows=len(frame),
+        measured=int((frame["status"] == "ok").sum()),
         link=page.origins.link,
         page_of=page.origins.page_of,
     )  # fmt: skip
@@ -175,24 +176,40 @@ def _elements(verdicts: Ledger) -> list[dict[str, Any]]:
 
 
 def coverage(results: Results, declared: Declared) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Titles of what was measured; and for each declared card how many cells have a row and how to measure the rest."""
-    experiments = declared.experiments
-    measured = set(results.frame["cell_hash"])
-    cards = sorted(set(results.frame["device"]))
-    lines = []
-    for experiment in experiments.values():
+    """Titles of what can be measured; and by experiment and card how many cells are, and what measures the rest.
+
+    A cell is refused if all of its rows say that a backend does not take it: running it again gives no number. What a
+    command measures is declared nowhere, so its number of cells is None, and it is left where it has no row at all.
+    """
+    frame = results.frame
+    refused = frame["status"] == "unsupported"
+    measured = set(frame.loc[~refused, "cell_hash"])
+    only_refused = set(frame.loc[refused, "cell_hash"]) - measured
+    cards = sorted(set(frame["device"]))
+    lines: list[dict[str, Any]] = []
+    for experiment in declared.experiments.values():
         for card in dict.fromkeys([*(c for c in experiment.gpus("paper") if c != "any"), *cards]):
             hashes = {planned.cell.hash() for planned in declared.grid(experiment.name, card, "paper")}
             if hashes:
-                done = len(hashes & measured)
-                command = f"maxsim-bench run {experiment.name} --profile paper"
+                done, without = len(hashes & measured), len(hashes & only_refused)
                 lines.append(
                     {
-                        "experiment": experiment.name,
-                        "card": card,
-                        "cells": len(hashes),
-                        "done": done,
-                        "command": command,
+                        "experiment": experiment.name, "card": card, "cells": len(hashes), "done": done,
+                        "refused": without, "left": done + without < len(hashes),
+                        "command": measuring(experiment, "paper"),
                     }
-                )
-    return names.COMMANDS | {name: e.title for name, e in experiments.items()}, lines
+                )  # fmt: skip
+    for name, command in names.COMMANDS.items():
+        rows = frame[(frame["experiment"] == name) & ~refused]
+        for card in sorted(set(rows["device"])) or cards:
+            done = int(rows.loc[rows["device"] == card, "cell_hash"].nunique())
+            lines.append(
+                {
+                    "experiment": name, "card": card, "cells": None, "done": done, "refused": 0, "left": not done,
+                    "command": command.line,
+                }
+            )  # fmt: skip
+    titles = {name: command.title for name, command in names.COMMANDS.items()}
+    return titles | {e.name: e.title for e in declared.experiments.values()}, sorted(
+        lines, key=lambda line: str(line["experiment"])
+    )

@@ -74,13 +74,14 @@ def write_pdf(report: Report, figures: Path, path: Path) -> Path:
 
 def _summary(out: Sheets, report: Report) -> None:
     counts, frame = report.ledger.counts(), report.results.frame
+    measured = int((frame["status"] == "ok").sum())
     out.heading("Summary")
     out.paragraph(
-        f"{len(frame)} rows. Of the published numbers {counts['holds']} hold, {counts['better']} are better here, "
-        f"{counts['differs']} differ, {counts['other hardware']} stand beside a measurement on other hardware, "
-        f"{counts['not measured']} are not measured; {counts['superseded']} were superseded by their authors. "
-        f"{report.ledger.computed()} of the verdicts are arithmetic over published sizes, redone here, not "
-        "measurements."
+        f"{len(frame)} rows, {measured} of them measured. Of the published numbers {counts['holds']} hold, "
+        f"{counts['better']} are better here, {counts['differs']} differ, {counts['other hardware']} stand beside a "
+        f"measurement on other hardware, {counts['not measured']} are not measured; {counts['superseded']} were "
+        f"superseded by their authors. {report.ledger.computed()} of the verdicts are arithmetic over published sizes, "
+        "redone here, not measurements."
     )
     statuses = frame.groupby(["device", "status"]).size().unstack(fill_value=0)
     cells = [[names.card(str(device)), *(str(n) for n in line)] for device, line in statuses.iterrows()]
@@ -169,13 +170,13 @@ def _missing(out: Sheets, report: Report, tables: dict[str, Table]) -> None:
     out.paragraph(
         "Declared cells of the profile paper that have no row, by card, with the command that measures them there."
     )
-    _, covered = coverage(report.results, report.declared)
+    titles, covered = coverage(report.results, report.declared)
     _rows(
-        out, ["experiment", "card", "cells", "measured", "command, on that card"], "nnrrn",
+        out, ["experiment", "what it measures", "card", "cells", "measured", "command, on that card"], "nnnrrn",
         [
-            [c["experiment"], names.card(c["card"]), c["cells"], c["done"], c["command"]]
+            [c["experiment"], titles[c["experiment"]], names.card(c["card"]), c["cells"] or "", c["done"], c["command"]]
             for c in covered
-            if c["done"] < c["cells"]
+            if c["left"]
         ],
     )  # fmt: skip
     _table(out, tables["claims/not-measured"])

@@ -28,21 +28,33 @@ def readme_block(results: Results, made: Sequence[Artefact], verdicts: Ledger, f
     tables = {a.name: a for a in made if isinstance(a, Table)}
     figures = {a.name: a for a in made if isinstance(a, Figure)}
     shown = [t for name, t in tables.items() if name.startswith("summary/")]
-    rows = results.frame.groupby("device")["cell_hash"].size()
+    frame = results.frame
+    measured = frame[frame["status"] == "ok"].groupby("device").size()
+    without = frame.loc[frame["status"] != "ok", "status"].value_counts()
     return templates().get_template("readme.md.j2").render(
         tables=[(_below_bold_title(t), WHOLE.get(t.name, "")) for t in shown],
         figures=[figures[name] for name in FIGURES if name in figures],
         goals=[
-            (name, _below_bold_title(replace(t, columns=[c for c in t.columns if c.key in GOALS])))
+            (name, _below_bold_title(_short(t)))
             for name, t in tables.items()
             if name.startswith("goals/")
         ],
-        cards=[(names.card(str(card)), int(count)) for card, count in rows.items()],
+        rows=len(frame),
+        cards=[(names.card(str(card)), int(count)) for card, count in measured.items()],
+        without=[(str(status), int(count)) for status, count in without.items()],
         counts=verdicts.counts(),
         computed=verdicts.computed(),
         claims=len(verdicts.entries),
         folder=folder,
     ).strip()  # fmt: skip
+
+
+def _short(goals: Table) -> Table:
+    """A table of goals with a few of its columns; what is not measured keeps the command that measures it."""
+    commands = goals.frame["binds"].where(goals.frame["verdict"] == "not measured", "")
+    verdicts = goals.frame["verdict"] + commands.map(lambda command: f": `{command}`" if command else "")
+    columns = [column for column in goals.columns if column.key in GOALS]
+    return replace(goals, columns=columns, frame=goals.frame.assign(verdict=verdicts))
 
 
 def _below_bold_title(table: Table) -> str:

@@ -51,6 +51,16 @@ def test_scores_equal_the_reference_within_the_declared_tolerance(backend: Backe
     assert error <= max(backend.tolerance(cell), 1e-6)
 
 
+def test_every_backend_says_in_one_line_of_its_own_what_it_is() -> None:
+    """One class may be several backends. The two readers share theirs: every byte of their files is their version."""
+    told = {backend.name: registry.about(backend) for backend in BACKENDS}
+    readers = {told.pop("read_streaming"), told.pop("read_persistent")}
+    assert len({*told.values(), *readers}) == len(told) + 1
+    for line in (*told.values(), *readers):
+        assert 20 <= len(line) <= 120, line
+        assert not line.endswith((".", ",")), line
+
+
 @pytest.mark.parametrize("backend", BACKENDS, ids=_name)
 def test_every_backend_has_a_version_and_refuses_what_it_does_not_do(backend: Backend) -> None:
     """A version identifies the rows of a backend; a training step is not a forward backend's business."""

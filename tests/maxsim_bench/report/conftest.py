@@ -89,12 +89,11 @@ def sweep(cells: Iterable[Cell], backends: Iterable[str] = tuple(MODEL)) -> list
     return with_speedups(modelled(at, name) for at in cells for name in names)
 
 
-def samples_of(
-    row: Row, *, seed: int = 0, count: int = 40, noise: float = 0.005, factor: float = 1.0
-) -> dict[str, Any]:
-    """Samples around the row's latency, as a worker keeps them."""
+def samples_of(row: Row, *, seed: int = 0, count: int = 40, noise: float = 0.005) -> dict[str, Any]:
+    """Samples of which the row's latency is the median, as a worker keeps them."""
     random = np.random.default_rng([seed, int(row.cell.hash(), 16) % 2**31, sum(row.backend.encode())])
-    ms = factor * (row.latency_ms or 0.0) * random.lognormal(0.0, noise, count)
+    ms = random.lognormal(0.0, noise, count)
+    ms *= (row.latency_ms or 0.0) / np.median(ms)
     return {"ms": ms.tolist(), "round": list(range(count)), "conditions": {"sm_clock_mhz": 1900.0}}
 
 

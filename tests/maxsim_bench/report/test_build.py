@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import re
@@ -16,6 +17,9 @@ from typing import Any
 
 import pytest
 
+from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import append_samples
+from maxsim_bench.record.store import Store
 from maxsim_bench.report.build import PAGE, Places, build_report
 from maxsim_bench.report.check import check
 from maxsim_bench.report.load import ReportError
@@ -86,6 +90,19 @@ def test_new_rows_make_the_report_stale_by_name(built: Built, made: Any) -> None
     assert built.check() == []
 
 
+def test_a_row_whose_time_its_own_samples_contradict_fails_the_check_even_of_a_report_made_of_it(
+    built: Built, made: Any
+) -> None:
+    at = made.cell(B=1000)
+    row = next(r for r in made.sweep([at], ["eager", "fused"]) if r.backend == "fused")
+    append_samples(built.results / "h200" / "forward.csv", {row.key: {"ms": [7.0, 8.0], "round": [0, 1]}})
+    built.build()
+    (told,) = built.check()
+    assert told.startswith(f"h200/forward.csv: latency_ms is {row.latency_ms!r}, but the median of its samples is 7.5 ")
+    assert row.key in told
+    assert told in html.unescape((built.figures / PAGE).read_text())
+
+
 @pytest.mark.parametrize("name", ["latency.md", "latency-over-B.csv", "latency-over-B.png", "latency-over-B.pdf"])
 def test_a_file_that_was_changed_by_hand_is_seen(built: Built, name: str) -> None:
     path = built.figures / "forward" / name
@@ -120,6 +137,35 @@ def test_the_readme_keeps_what_stands_around_the_block(built: Built) -> None:
     assert "fused (ours) [ms]" in block
     for link in re.findall(r"\]\(([^)]+)\)", block):
         assert (built.readme.parent / link).exists(), link
+
+
+def test_what_the_readme_counts_as_measured_was_measured(built: Built, made: Any) -> None:
+    """A row that says why there is no number is told apart: it is none of those that the numbers are made of."""
+    refused = {"latency_ms": None, "status": "unsupported", "error": "takes no such cell"}
+    lost = {"latency_ms": None, "status": "oom", "error": "out of memory"}
+    rows = [
+        Row.model_validate(
+            {"cell": made.cell(B=7), "backend": backend, "backend_version": "1.0", "gpu": "NVIDIA H200", **changes}
+        )
+        for backend, changes in (("lik", refused), ("fused", refused), ("eager", lost))
+    ]
+    before = current_block(built.readme) or ""
+    assert before.startswith("Measured rows: 6 on H200. Every number")
+    Store(built.results / "h200" / "forward.csv").append(rows)
+    paths = built.build()
+    block = current_block(built.readme) or ""
+    assert block.startswith(
+        "Measured rows: 6 on H200; 3 more say why they hold no number (2 unsupported, 1 oom). Every number"
+    )
+    page = paths.page.read_text()
+    assert "<p>9 rows, 6 of them measured; the others say why they hold no number. Of the" in page
+
+
+def test_a_goal_that_is_not_measured_is_told_in_the_readme_with_its_command(built: Built) -> None:
+    block = current_block(built.readme) or ""
+    unmeasured = [line for line in block.splitlines() if "| not measured" in line]
+    assert unmeasured
+    assert all(re.search(r"\| not measured: `(maxsim-bench|python -m) [^`]+` \|$", line) for line in unmeasured)
 
 
 def test_a_block_that_was_edited_is_seen(built: Built) -> None:

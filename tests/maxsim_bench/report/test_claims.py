@@ -20,6 +20,8 @@ from maxsim_bench.report.claims import Paper, ledger, read_paper
 from maxsim_bench.report.claims.ledger import VERDICTS, Entry
 from maxsim_bench.report.claims.match import Index, NoAnswer, answer
 from maxsim_bench.report.claims.paper import Claim, Kept, Peak
+from maxsim_bench.report.claims.tables import ledger_tables
+from maxsim_bench.report.claims.unmeasured import covering
 from maxsim_bench.report.claims.values import footprint
 from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.load import ReportError, Results, load
@@ -435,6 +437,29 @@ def test_what_is_missing_is_told_with_the_command_that_measures_it(paper: Paper,
     streamed = {"paper_element": "tab:ooc", "experiment": "out_of_core", "Lq": 1024, "Ld": 1024}
     beyond = verdict(claim(**streamed, B=250_000), paper, made.results([]))
     assert (beyond.why.endswith("beyond the profile paper"), "--profile full" in beyond.command) == (True, True)
+
+
+def test_the_table_of_what_is_missing_has_a_command_for_each_line_that_has_one(paper: Paper, made: Any) -> None:
+    verdicts = ledger(paper, made.results([]), DECLARED)
+    tables = {table.name: table for table in ledger_tables(verdicts, made.results([]))}
+    frame = tables["claims/not-measured"].frame
+    alone = {(e.element, e.why): e.command for e in verdicts.entries if e.verdict == "not measured"}
+    assert frame["claims"].sum() == sum(e.verdict == "not measured" for e in verdicts.entries)
+    for line in frame.to_dict("records"):
+        assert bool(line["command"]) == bool(alone[line["element"], line["why"]]), line
+
+
+def test_one_command_covers_several_by_the_options_that_they_share() -> None:
+    """Less would leave a claim without a number; another profile or experiment is another command."""
+    run = "maxsim-bench run x --profile full"
+    assert covering([f"{run} --where B=1 --where 'Lq>=2' --force", f"{run} --where B=2 --where 'Lq>=2' --force"]) == (
+        f"{run} --where 'Lq>=2' --force"
+    )
+    assert covering([f"{run} --backend eager", "maxsim-bench run x --profile paper", ""]) == (
+        f"{run} --backend eager; maxsim-bench run x --profile paper"
+    )
+    assert covering(["python -m maxsim_bench.tune", "python -m maxsim_bench.tune"]) == "python -m maxsim_bench.tune"
+    assert covering(["", ""]) == ""
 
 
 @pytest.mark.parametrize(

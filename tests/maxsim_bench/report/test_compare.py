@@ -143,6 +143,7 @@ def test_rows_that_nobody_measured_again_make_no_test_stricter(tmp_path: Path, r
     alone = compare_results(run(tmp_path / "d", rows[:2], made), other, thresholds=THRESHOLDS)
     samples = [Path(folder) / "h200" / "forward.csv" for folder in (new, other)]
     append_samples(samples[0], read_samples(samples[1]))
+    Store(samples[0]).replace(again)
     among = compare_results(base, new, thresholds=THRESHOLDS)
     tested = [[one.q_value for one in found.decided if one.effect is not None] for found in (alone, among)]
     assert sorted(tested[0]) == sorted(tested[1])
@@ -335,6 +336,17 @@ def test_samples_that_no_timer_gives_are_refused_with_file_and_cell(
     with pytest.raises(
         CompareError, match=rf"forward\.samples\.jsonl\.gz: {told}.* of eager on forward on H200: .*B = 100"
     ):
+        read_run(source)
+
+
+def test_a_time_that_its_own_samples_contradict_is_refused_by_name(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    """The times that are compared and the times that are shown would be of two measurements."""
+    source = run(tmp_path / "a", rows, made)
+    assert rows[0].latency_ms is not None
+    Store(Path(source) / "h200" / "forward.csv").replace(
+        [rows[0].model_copy(update={"latency_ms": 0.5 * rows[0].latency_ms})]
+    )
+    with pytest.raises(CompareError, match=r"forward\.csv: latency_ms is .*: eager on forward on H200: .*B = 100"):
         read_run(source)
 
 

@@ -230,6 +230,15 @@ def test_the_short_table_of_quality_holds_the_largest_difference_of_each_kind_an
     assert frame.loc["cranfield", "verdict"] == "LIK failed, exact: holds"
 
 
+def test_the_short_table_of_quality_says_what_its_data_sets_are(made: Any) -> None:
+    """A reader of the README meets their names there first; what only somebody's own folder holds is not explained."""
+    rows = [ranking("fused", 0.0, name) for name in ("limit-small", "mine", "cranfield")]
+    (note,) = found(made.results(rows))["summary/quality"].notes
+    assert note.startswith("What the data sets are. cranfield: Cranfield: abstracts on aerodynamics")
+    assert note.count("limit-small: ") == 1
+    assert "mine: " not in note
+
+
 def test_the_limits_shown_are_those_that_the_audit_holds_scorers_to() -> None:
     from maxsim_bench.report.elements import fidelity, quality
     from maxsim_bench.retrieve import audit
@@ -249,7 +258,7 @@ def test_a_sentence_says_what_int8_gains_where_products_and_where_reading_bind(m
         for row, g in zip(fp16, gain, strict=True)
     ]
     ranked = [ranking("fused_int8", -2e-3), ranking("fused_int8", 1e-3, "apidocs")]
-    (sentence,) = found(made.results([*fp16, *int8, *ranked]))["summary/quality"].notes
+    sentence, _ = found(made.results([*fp16, *int8, *ranked]))["summary/quality"].notes
     assert sentence == (
         "What INT8 gains and costs on H200: one scale a token is 2.00× as fast as our fp16 where products bind (Lq = "
         "1024, Ld = 1024, B = 1K) and 1.50× as fast as our fp16 where reading binds (Lq = 32, Ld = 1024, B = 1K), in "

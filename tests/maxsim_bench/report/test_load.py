@@ -103,6 +103,43 @@ def test_what_was_lost_of_a_file_is_told(
     assert caplog.messages == [told]
 
 
+def _more_time(csv: Path, row: Row) -> None:
+    assert row.latency_ms is not None
+    Store(csv).replace([row.model_copy(update={"latency_ms": 1.001 * row.latency_ms})])
+
+
+def _other_samples(csv: Path, row: Row) -> None:
+    append_samples(csv, {row.key: {"ms": [1.0, 2.0, 3.0], "round": [0, 1, 2]}})
+
+
+def _no_sample(csv: Path, row: Row) -> None:
+    append_samples(csv, {row.key: {"ms": [], "round": []}})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (_more_time, "but the median of its samples is "),
+        (_other_samples, "but the median of its samples is 2.0 "),
+        (_no_sample, "but of its samples there is none "),
+    ],
+)
+def test_a_time_that_its_own_samples_contradict_is_told_with_its_row(
+    tmp_path: Path, made: Any, caplog: pytest.LogCaptureFixture, change: Any, told: str
+) -> None:
+    rows = made.sweep([made.cell()], ["eager", "fused"])
+    root = made.written(tmp_path / "results", rows)
+    assert load([root]).contradictions == ()
+    change(root / "h200" / "forward.csv", rows[1])
+    results = load([root])
+    (sentence,) = results.contradictions
+    assert sentence.startswith("h200/forward.csv: latency_ms is ")
+    assert told in sentence
+    assert rows[1].key in sentence
+    assert results.warnings == results.contradictions
+    assert caplog.messages == [sentence]
+
+
 def test_samples_that_no_timer_gives_are_refused_with_file_and_row(tmp_path: Path, made: Any) -> None:
     """The report pairs them by round, as `compare` does."""
     rows = made.sweep([made.cell()], ["eager", "fused"])

@@ -16,6 +16,8 @@ from maxsim_bench.report.elements import artefacts
 from maxsim_bench.report.page import coverage
 from maxsim_bench.report.style import save
 
+ROOT = Path(__file__).parents[3]
+
 
 def run(backend: str, seed: int, ndcg: float, shift: float = 0.0) -> Row:
     cell = Cell(
@@ -63,6 +65,43 @@ def test_what_a_command_measures_has_a_heading_in_words(made: Any, module: Any) 
     """No file declares it, so no file holds its title."""
     titles, _ = coverage(made.results([run("train_fused", 0, 0.7)]), Declared({}))
     assert len(titles[module.EXPERIMENT].split()) > 3
+
+
+def test_what_a_command_measured_stands_among_what_was_and_was_not_measured(made: Any) -> None:
+    """Else a reader sees the declared audit without a row, and no word of the one that went further."""
+    declared = Declared.below(ROOT / "experiments")
+    audited = made.cell(experiment="gradient_audit_float64", op="training_step", dtype="bf16", timing_policy=None)
+    rows = [
+        Row(cell=audited, backend=backend, backend_version="1", gpu="x", status="ok", max_rel_err=1e-6)
+        for backend in ("train_csr", "train_lean")
+    ]
+    titles, lines = coverage(made.results(rows), declared)
+    names = [line["experiment"] for line in lines]
+    assert names == sorted(names)
+    found = {(line["experiment"], line["card"]): line for line in lines}
+    float64, grid = found["gradient_audit_float64", "h200"], found["gradient_audit", "h200"]
+    assert (float64["cells"], float64["done"], float64["left"]) == (None, 1, False)
+    assert (grid["done"], grid["left"]) == (0, True)
+    assert "gradient_audit_float64 goes further" in titles["gradient_audit"]
+    missing = found["training_capacity", "h200"]
+    assert (missing["done"], missing["left"]) == (0, True)
+    assert missing["command"] == "python -m maxsim_bench.training_capacity"
+    assert found["fidelity", "h200"]["command"] == "maxsim-bench fidelity --profile paper", "`run` refuses rankings"
+
+
+def test_a_cell_that_was_only_refused_is_not_counted_as_measured(made: Any) -> None:
+    """Nor is it left to be measured: the answer would be the same."""
+    declared = Declared.below(ROOT / "experiments")
+    first, second, *_ = (planned.cell for planned in declared.grid("forward", "h200", "paper"))
+    refused = {"backend_version": "1", "gpu": "x", "status": "unsupported", "error": "takes no such cell"}
+    rows = [
+        Row(cell=first, backend="lik", **refused),
+        Row(cell=second, backend="lik", **refused),
+        Row(cell=second, backend="fused", backend_version="1", gpu="x", status="oom", error="out of memory"),
+    ]
+    _, lines = coverage(made.results(rows), declared)
+    (line,) = (line for line in lines if (line["experiment"], line["card"]) == ("forward", "h200"))
+    assert (line["done"], line["refused"], line["left"]) == (1, 1, True)
 
 
 def test_a_run_that_did_not_fit_is_a_line_without_numbers(made: Any) -> None:

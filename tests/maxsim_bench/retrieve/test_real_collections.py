@@ -6,10 +6,30 @@ from pathlib import Path
 
 import pytest
 
+from maxsim_bench.backends.lengths import histograms
+from maxsim_bench.declare.datasets import DATASETS
+from maxsim_bench.declare.load import load_directory
 from maxsim_bench.record.store import Store
+from maxsim_bench.retrieve.datasets.apidocs import DOCUMENTS, QUERIES
 from maxsim_bench.retrieve.datasets.registry import load_dataset
 from maxsim_bench.retrieve.fidelity import run_fidelity
 from maxsim_bench.retrieve.tasks import Settings, plan_tasks
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_every_data_set_that_a_grid_names_is_explained_with_its_size() -> None:
+    """One line each, in which the documents are as many as were counted."""
+    for experiment in load_directory(ROOT / "experiments").values():
+        named = {cell.dataset for gpu in ("h200", "cpu") for cell in experiment.cells(gpu) if cell.dataset}
+        assert named <= DATASETS.keys(), experiment.name
+    assert histograms().keys() <= DATASETS.keys()
+    for name, histogram in histograms().items():
+        assert f" {histogram.documents} documents" in DATASETS[name]
+    assert (f" {DOCUMENTS} documents" in DATASETS["apidocs"], f" {QUERIES} queries" in DATASETS["apidocs"]) == (
+        True,
+        True,
+    )
 
 
 @pytest.mark.data
@@ -30,6 +50,8 @@ def test_a_collection_has_the_numbers_its_publisher_states(
     made = load_dataset(name, split, data_dir=data_dir)
     assert (len(made.document_ids), len(made.queries)) == (documents, queries)
     assert sum(len(judged) for judged in made.qrels.values()) == judgements
+    if split in ("test", "L0"):
+        assert f" {queries} queries" in DATASETS[name]
     assert made.checks.unknown_documents == made.checks.unknown_queries == ()
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pandas as pd
 
 from maxsim_bench.report.claims.ledger import VERDICTS, Entry, Ledger
+from maxsim_bench.report.claims.unmeasured import covering
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import Column, Table
 
@@ -46,10 +47,15 @@ def ledger_tables(verdicts: Ledger, results: Results) -> Iterator[Table]:
         "Beyond the tolerance on the worse side, or outside the stated bound.",
     )  # fmt: skip
     missing = frame[frame["verdict"] == "not measured"]
-    reasons = missing.groupby(["element", "why"], sort=False).size().reset_index(name="claims")
+    grouped = missing.groupby(["element", "why"], sort=False)["command"]
+    reasons = grouped.agg(claims="size", command=covering).reset_index()
     yield Table(
         "claims/not-measured", "Claims that are not measured, and why",
-        [_column("element"), _column("why"), Column("claims", "claims", _count)], reasons, sources,
+        [_column("element"), _column("why"), Column("claims", "claims", _count),
+         Column("command", "command", str, right=False)],
+        reasons, sources,
+        "A command has the options that the claims of its line share, so it may measure more. Where the reason names "
+        "what is not to be had here, it measures what comes nearest; without one there is none.",
     )  # fmt: skip
     yield Table(
         "claims/ledger", "Every claim", [_column(name) for name in Entry.__dataclass_fields__], frame, sources,

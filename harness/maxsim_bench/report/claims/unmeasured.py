@@ -6,6 +6,7 @@ Room: `report`. May import: declare. Reasons that no grid can tell are data (`[[
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from maxsim_bench.declare.experiment import PROFILES, Planned, ProfileName
@@ -53,6 +54,31 @@ def reason(claim: Claim, paper: Paper, declared: Declared, gpus: int = 1) -> Rea
                 if found is not None:
                     return found
     return Reason(f"no grid declares this cell; {', '.join(rules[0][0].rows)} would be its place (docs/adding.md)")
+
+
+def covering(commands: Iterable[str]) -> str:
+    """One command for each experiment and profile that covers all of these: with the options that they share.
+
+    It may measure more than they do, never less. Empty without a command.
+    """
+    found: dict[tuple[str, ...], list[list[tuple[str, ...]]]] = {}
+    for command in dict.fromkeys(filter(None, commands)):
+        words = shlex.split(command)
+        begin = next((at for at, word in enumerate(words) if word.startswith("--")), len(words))
+        options: list[tuple[str, ...]] = []
+        for word in words[begin:]:
+            if word.startswith("--"):
+                options.append((word,))
+            else:
+                options[-1] += (word,)
+        profile = tuple(word for option in options if option[0] == "--profile" for word in option)
+        rest = [option for option in options if option[0] != "--profile"]
+        found.setdefault((*words[:begin], *profile), []).append(rest)
+    told = []
+    for head, several in found.items():
+        shared = [option for option in several[0] if all(option in other for other in several)]
+        told.append(shlex.join([*head, *(word for option in shared for word in option)]))
+    return "; ".join(told)
 
 
 def declared_together(claim: Claim, base: Claim, paper: Paper, declared: Declared) -> bool:

@@ -21,7 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from maxsim_bench.declare.experiment import matches
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import common_rounds, misshapen, read_samples, samples_path
+from maxsim_bench.record.samples import common_rounds, contradiction, misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report import names
 from maxsim_bench.report.load import ReportError, csv_files, newest
@@ -105,7 +105,7 @@ def read_run(source: str, *, repository: Path = Path("."), only: Selection = Sel
     A revision reads its `results` folder unless a path is given after the colon. Of stores, the rows that fit `only`.
 
     Raises:
-        CompareError: for what is not there, empty, cut off, or a mixture of machines.
+        CompareError: for what is not there, empty, cut off, at odds with its own samples, or a mixture of machines.
         StoreError: for a results file that cannot be read.
     """
     if not source:
@@ -156,7 +156,7 @@ def _from_stores(root: Path, only: Selection) -> dict[str, Measured]:
 
 
 def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
-    """Raw samples; a file of samples that lacks those of a timed row was cut off."""
+    """Raw samples. Refused: a file that lacks those of a timed row, and rows whose time is not the median of theirs."""
     if not samples_path(path).exists():
         return {}
     samples = read_samples(path)
@@ -172,6 +172,12 @@ def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
             raise CompareError(
                 f"{samples_path(path)}: {told} of {row.backend} on {_label(row)}, so nothing can be compared with it. "
                 "Measure it again with --force."
+            )
+        told = None if row.latency_ms is None else contradiction(row.latency_ms, samples.get(row.key))
+        if told is not None:
+            raise CompareError(
+                f"{path}: {told}: {row.backend} on {_label(row)}. One of the files was changed, so nothing can be "
+                "compared with it. Restore both, or measure it again with --force."
             )
     return samples
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from maxsim_bench.declare.datasets import DATASETS
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
@@ -58,8 +59,15 @@ def quality(results: Results) -> Iterator[Table]:
         f"Against the FP32 reference over the same embeddings. Limits: {LIMIT:g} for exact scorers, which the paper "
         f"claims for its own, and {INT8_LIMIT:g} for INT8, which this project sets; eager in 16 bits and FP8 are shown "
         "and not judged.",
-        notes=tuple(int8_sentences(results)),
+        notes=(*int8_sentences(results), *_what_they_are(frame["dataset"])),
     )  # fmt: skip
+
+
+def _what_they_are(datasets: pd.Series) -> Iterator[str]:
+    """One note on the data sets of the table, as far as they are known."""
+    told = [f"{name}: {DATASETS[name]}." for name in sorted(set(datasets)) if name in DATASETS]
+    if told:
+        yield " ".join(["What the data sets are.", *told])
 
 
 def _largest(value: Any) -> str:

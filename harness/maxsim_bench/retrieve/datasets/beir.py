@@ -1,12 +1,13 @@
 """BEIR data sets: by path, by name in a local folder, or downloaded by the package `beir` and read by our own reader.
 
-Room: `retrieve`. May import: record, backends.
+Room: `retrieve`. May import: declare, record, backends.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from maxsim_bench.declare.datasets import DATASETS
 from maxsim_bench.retrieve.archive import SUFFIXES, open_files
 from maxsim_bench.retrieve.beir_reader import read_beir
 from maxsim_bench.retrieve.dataset import DataError, Dataset
@@ -59,9 +60,10 @@ class Beir:
         if request.name.split("/")[0] in NAMES:
             return download(request.name, cache_dir() / "datasets")
         places = ", ".join(str(f) for f in folders)
+        told = f" It is {DATASETS[request.name]}." if request.name in DATASETS else ""
         raise DataError(
-            f"{request.name}: no data set of that name in {places}. Point --data-dir or ${DATA_ENV} at the folder that "
-            f"holds it as a folder or archive, or give a path. Known by name: apidocs, {', '.join(NAMES)}."
+            f"{request.name}: no data set of that name in {places}.{told} Point --data-dir or ${DATA_ENV} at the "
+            f"folder that holds it as a folder or archive, or give a path. Known by name: apidocs, {', '.join(NAMES)}."
         )
 
 

@@ -76,6 +76,11 @@ def test_a_missing_package_is_told_with_its_install_line(monkeypatch) -> None:
         beir.download("scifact", Path("unused"))
 
 
+def test_a_known_data_set_that_is_not_here_is_told_with_where_it_comes_from(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"It is LIMIT-small .* on the Hugging Face hub as orionweller/LIMIT-small\."):
+        load_dataset("limit-small", data_dir=tmp_path)
+
+
 def test_the_level_of_finslides_is_its_split(beir_folder, tmp_path: Path) -> None:
     for level in (0, 3):
         beir_folder(name="realmmrag_finslides_text", split=f"L{level}", qrels=f"q{1 + level // 3}\td1\t1\n")
