@@ -18,6 +18,9 @@ from maxsim_bench.declare.experiment import Plan, Timing
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 # Start-up, inputs, the correctness checks and the memory pass: about this much beside the samples.
 OVERHEAD_S = 0.5
+# A corpus in host memory: GB/s of copies to a card of this decade, and of drawing, checking and quantising it, a backend.
+HOST_COPY_GBS = 25.0
+HOST_FILL_GBS = 1.0
 
 
 class Gpu(BaseModel):
@@ -99,9 +102,14 @@ def flops(cell: Cell) -> float:
 
 
 def call_seconds(cell: Cell) -> float:
-    """Seconds of one eager call (product, write and read of the tensor, read of the inputs): an upper figure."""
+    """Seconds of one eager call (product, write and read of the tensor, read of the inputs): an upper figure.
+
+    A search copies the inputs from host memory and materialises nothing.
+    """
     gpu = known_gpus().get(cell.gpu) or known_gpus()["l4"]  # an unknown card: the slowest known one
     rate = {"fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops, "fp32": gpu.fp32_tflops}[cell.dtype or "fp32"] * 1e12
+    if cell.op == "search":
+        return max(flops(cell) / rate, input_bytes(cell) / (HOST_COPY_GBS * 1e9)) + 1e-5
     work = 3.0 if cell.op == "training_step" else 1.0
     return work * (flops(cell) / rate + (2 * eager_bytes(cell) + input_bytes(cell)) / (gpu.bandwidth_gbs * 1e9)) + 1e-5
 
@@ -112,7 +120,8 @@ def plan_seconds(plan: Plan, timing: Timing) -> float:
     for planned in plan.planned:
         call = call_seconds(planned.cell)
         samples = max(timing.min_samples * call, min(timing.seconds, timing.max_samples * call))
+        fill = input_bytes(planned.cell) / (HOST_FILL_GBS * 1e9) if planned.cell.op == "search" else 0.0
         for backend in planned.backends:
-            needed = timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + 5 * call + samples
+            needed = timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + fill + 5 * call + samples
             total += min(needed, timing.timeout_s)
     return total

@@ -72,6 +72,15 @@ def test_a_card_is_known_by_name_and_memory_or_named_after_itself(name: str, mem
     assert gpu_key(name, int(memory)) == key
 
 
+def test_a_search_fills_host_memory_and_copies_it_and_materialises_nothing() -> None:
+    """26 GB: about a second a GB for every backend, and copies of it; the similarity tensor would be 210 GB."""
+    pages = cell(op="search", B=100_000, Lq=1024, Ld=1024, d=128, k=10)
+    assert call_seconds(pages) == pytest.approx(26.2 / 25, rel=0.01)
+    timing = Timing(seconds=1.0, min_samples=2, max_samples=2, timeout_s=900.0)
+    plan = Plan(planned=[Planned(cell=pages, backends=("search", "search_int8"))], left_out=[])
+    assert plan_seconds(plan, timing) == pytest.approx(2 * (0.5 + 26.2 + 7 * 26.2 / 25), rel=0.01)
+
+
 def test_a_plan_counts_no_backend_for_longer_than_it_may_take() -> None:
     """Set-up, overhead, five calls and the samples, which are at least so many; past its timeout it is given up."""
     small, large = cell(), cell(op="training_step", Nq=65536, B=65536, Lq=1024, Ld=1024, d=128)
