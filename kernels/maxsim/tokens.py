@@ -5,7 +5,7 @@ Room: the lowest floor of `maxsim`. In: tensors a caller has. Out: `TokenBatch`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -73,6 +73,10 @@ class TokenBatch:
         rows = self.values
         carried = (self.count, self.pitch, self.max_length, self.starts is None, self.lengths is None, self.total_rows)
         return (*carried, rows.shape, rows.stride(), rows.dtype, rows.get_device(), rows.data_ptr() % 16)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: no `layout`, for the copy may lie on another device and begin elsewhere."""
+        return {one.name: getattr(self, one.name) for one in fields(self)}
 
     def row_starts(self) -> Tensor:
         """[N] int64: first row of every sequence, made where `starts` is None. No host synchronisation."""

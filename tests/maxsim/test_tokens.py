@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -267,3 +271,18 @@ def test_lengths_of_int32_and_offsets_of_int64_are_the_caller_s_memory_and_other
         batch = tokens(X.view(6, 4), cu_seqlens=offsets)
         offsets.fill_(0)
         assert batch.starts.tolist() == ([0, 0] if shared else [0, 1])
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [lambda b: pickle.loads(pickle.dumps(b)), copy.copy, copy.deepcopy, lambda b: replace(b, pitch=b.pitch)],
+    ids=["pickle", "copy", "deepcopy", "replace"],
+)
+def test_a_copy_of_a_batch_makes_a_layout_of_its_own(copied):
+    """It may have come from another device: a launch by the old layout would be given addresses of this one."""
+    batch = tokens(torch.arange(24.0).reshape(2, 3, 4))
+    vars(batch)["layout"] = ("of a GPU",)
+    found = copied(batch)
+    assert torch.equal(found.values, batch.values)
+    assert (found.count, found.pitch, found.max_length, found.dense_shape) == (2, 3, 3, (2, 3))
+    assert found.layout == tokens(torch.arange(24.0).reshape(2, 3, 4)).layout
