@@ -57,7 +57,7 @@ def read_environments(folder: Path) -> dict[str, Any]:
         return {}
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second for a thousand brackets one in another
         raise StoreError(f"{path}: not JSON: {error}. Restore the file, or delete it.") from None
     if not isinstance(found, dict) or not all(_whole(facts) for facts in found.values()):
         raise StoreError(f"{path}: holds no environments by id. Restore the file, or delete it.")

@@ -179,7 +179,7 @@ class Row(BaseModel):
 def _is_object(text: str) -> bool:
     try:
         return isinstance(json.loads(text), dict)
-    except ValueError:
+    except (ValueError, RecursionError):  # the second for a thousand brackets one in another
         return False
 
 
@@ -191,6 +191,7 @@ def _is_time(text: str) -> bool:
     return True
 
 
+_LONGEST = 300  # digits of a whole number that a float still holds, which tables are made of
 _WRITTEN = {
     int: re.compile(r"-?\d+"),
     float: re.compile(r"-?(\d+(\.\d+)?(e[+-]?\d+)?|inf|nan)"),
@@ -204,5 +205,7 @@ def _typed(model: type[BaseModel], name: str, text: str) -> Any:
         if field is not None and kind in (field.annotation, *get_args(field.annotation)):
             if not _WRITTEN[kind].fullmatch(text):
                 raise ValueError(f"{name} is {text!r}, which is no {kind.__name__}")
+            if kind is int and len(text) > _LONGEST:
+                raise ValueError(f"{name} is {text[:20]}…, a number of {len(text)} digits, which nothing counts")
             return kind(text)
     return text

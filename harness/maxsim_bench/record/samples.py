@@ -49,7 +49,7 @@ def read_samples(csv_path: Path) -> dict[str, Any]:
         try:
             entry = json.loads(line)
             found[entry["key"]] = entry["samples"]
-        except (ValueError, KeyError, TypeError):  # no UTF-8, no JSON, or JSON of something else
+        except (ValueError, KeyError, TypeError, RecursionError):  # no UTF-8, no JSON, JSON of something else, too deep
             raise StoreError(
                 f"{path}: line {number} of its content is no object with `key` and `samples`. "
                 "Restore the file, or delete it."

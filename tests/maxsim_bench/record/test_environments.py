@@ -72,7 +72,7 @@ def test_an_environment_of_no_session_has_none() -> None:
     assert session_of({"gpu": "a"}, "2026-11-29T22:00:00+00:00") == {}
 
 
-@pytest.mark.parametrize("text", ["{", "[]"])
+@pytest.mark.parametrize("text", ["{", "[]", '{"a":' * 100_000], ids=["cut", "a list", "deep"])
 def test_a_broken_environment_file_is_told_and_kept(tmp_path: Path, text: str) -> None:
     (tmp_path / "environment.json").write_text(text)
     with pytest.raises(StoreError, match=r"environment\.json: .*Restore the file"):

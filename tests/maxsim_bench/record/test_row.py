@@ -58,6 +58,15 @@ def test_only_a_number_as_python_writes_it_is_one(row: MakeRow, text: str) -> No
         Row.from_record(record | {"samples": text})
 
 
+@pytest.mark.parametrize("name", ["samples", "peak_extra_bytes", "order"])
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_whole_number_beyond_every_float_is_refused_in_one_line(row: MakeRow, name: str, digits: int) -> None:
+    record = {k: "" if v is None else str(v) for k, v in row().to_record().items()}
+    assert Row.from_record(record | {name: str(2**62)}).samples
+    with pytest.raises(ValueError, match=rf"^{name} is 9{{20}}…, a number of {digits} digits"):
+        Row.from_record(record | {name: "9" * digits})
+
+
 def test_rows_with_nan_in_the_same_place_are_the_same(row: MakeRow) -> None:
     assert row(max_abs_err=float("nan")).same_as(row(max_abs_err=float("nan")))
     assert not row(max_abs_err=1.0).same_as(row(max_abs_err=2.0))
@@ -74,6 +83,7 @@ def test_rows_with_nan_in_the_same_place_are_the_same(row: MakeRow) -> None:
         ("tflops", float("nan")),
         ("extra", "{'a': 1}"),
         ("extra", "[1]"),
+        pytest.param("extra", '{"a":' * 10_000, id="deep"),
         ("measured_at", "yesterday"),
     ],
 )

@@ -46,7 +46,9 @@ def test_damage_in_the_middle_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b'{"nokey":1}\n', b"not JSON\n", b"[1]\n", b"\xff\n", b'{"key":["a"],"samples":1}\n']
+    "content",
+    [b'{"nokey":1}\n', b"not JSON\n", b"[1]\n", b"\xff\n", b'{"key":["a"],"samples":1}\n', b"[" * 100_000 + b"\n"],
+    ids=["no key", "no JSON", "a list", "no UTF-8", "a key that is none", "deep"],
 )
 def test_whole_gzip_of_something_else_is_told_with_the_file(tmp_path: Path, content: bytes) -> None:
     csv = tmp_path / "t.csv"
