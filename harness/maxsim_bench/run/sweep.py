@@ -18,10 +18,10 @@ from maxsim_bench.declare.experiment import Experiment, Status
 from maxsim_bench.measure import clock
 from maxsim_bench.measure.failures import describe
 from maxsim_bench.measure.timer import TimingBudget
-from maxsim_bench.record.environments import add_environments
+from maxsim_bench.record.environments import add_environments, read_environments
 from maxsim_bench.record.files import undisturbed
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import append_samples
+from maxsim_bench.record.samples import append_samples, read_samples
 from maxsim_bench.record.store import Store
 from maxsim_bench.run.executor import Executor, LocalExecutor
 from maxsim_bench.run.lock import device_lock
@@ -178,7 +178,11 @@ class _Sweep:
             return True
 
     def _open(self, stack: ExitStack) -> None:
-        """First worker, lock of its device, ceilings, and the environment on the disk."""
+        """First worker, lock of its device, ceilings, and the environment on the disk.
+
+        What rows could not be added to is told before anything is measured, which would be lost.
+        """
+        self.store.rows(), read_samples(self.store.path), read_environments(self.store.path.parent)
         self.hello = self.executor.open()
         stack.enter_context(device_lock(self.hello.device_key, self.hello.device_name, self.options.lock_folder))
         facts = dict(self.hello.environment)

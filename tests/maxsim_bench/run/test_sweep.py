@@ -203,6 +203,22 @@ def test_two_runs_writing_one_store_are_refused(
         run(make_experiment("a"))
 
 
+@pytest.mark.parametrize("name", ["test.csv", "test.samples.jsonl.gz", "environment.json"])
+def test_a_damaged_file_is_told_before_anything_is_measured_even_by_force(
+    run: Run,
+    store: Store,
+    make_experiment: Callable[..., Experiment],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+) -> None:
+    monkeypatch.setenv("FAKE_LOG", str(tmp_path / "log"))
+    store.path.with_name(name).write_text("junk\n")
+    with pytest.raises(StoreError, match=name):
+        run(make_experiment("a"), force=True)
+    assert not (tmp_path / "log").exists()
+
+
 def test_a_full_disk_is_reported_and_earlier_rows_stay(
     run: Run, store: Store, make_experiment: Callable[..., Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
