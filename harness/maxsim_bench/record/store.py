@@ -176,7 +176,8 @@ class Store:
             if not whole.startswith(content):
                 raise StoreError(f"{self.path}:1: no header of a results file. Is this the right file? Move it away.")
             return None, 0
-        return content[: content.index(b"\n")].decode("utf-8", "replace").rstrip("\r").split(","), end
+        first = content[: content.index(b"\n")].decode("utf-8", "replace")
+        return first.removeprefix("\ufeff").rstrip("\r").split(","), end  # a spreadsheet puts a mark before, \r behind
 
     def _rewrite(self, rows: dict[str, Row]) -> None:
         replace_file(self.path, _encode(rows.values(), header=True))

@@ -137,6 +137,16 @@ def test_a_lost_header_is_not_taken_for_another_version(tmp_path: Path, row: Mak
         Store(path).rows()
 
 
+def test_a_file_that_a_spreadsheet_saved_is_read_and_goes_on(tmp_path: Path, row: MakeRow) -> None:
+    path = tmp_path / "t.csv"
+    Store(path).append([row(1)])
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    store = Store(path)
+    assert store.rows() == [row(1)]
+    store.append([row(2)])
+    assert Store(path).rows() == [row(1), row(2)]
+
+
 def test_something_else_than_a_results_file_is_not_overwritten(tmp_path: Path, row: MakeRow) -> None:
     path = tmp_path / "notes.csv"
     path.write_text("my notes")
