@@ -13,7 +13,7 @@ from typing import Any
 from maxsim_bench.record.environments import add_environments, read_environments
 from maxsim_bench.record.files import StoreError, replace_file
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import append_samples, read_samples, samples_path
+from maxsim_bench.record.samples import append_samples, contradiction, misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 
 
@@ -21,7 +21,8 @@ from maxsim_bench.record.store import Store
 class Merged:
     """What a merge did to one file: rows it added, and rows that were there already.
 
-    `lost` says what its sources had lost before: a line that was cut off, raw samples of rows that it added.
+    `lost` says what its sources had lost before: a line that was cut off, raw samples of rows that it added; and which
+    of these rows contradict their samples.
     """
 
     path: Path
@@ -79,7 +80,7 @@ class _Part:
     environments: Mapping[str, Any]
 
     def lost(self, added: Collection[str]) -> Iterator[str]:
-        """What is missing of it, in words; of its samples those of rows that are added and were timed."""
+        """What is missing of it or contradicts itself, in words; of its samples those of timed rows that are added."""
         cut = Store(self.path).cut()
         if cut is not None:
             yield f"{self.path}: {cut}"
@@ -88,6 +89,12 @@ class _Part:
         ]
         if bare and samples_path(self.path).exists():
             yield f"{samples_path(self.path)}: is cut: {len(bare)} of the rows that were added have no samples"
+        for row in self.rows:
+            if row.key in added and row.latency_ms is not None:
+                record = self.samples.get(row.key)
+                told = misshapen(record) or contradiction(row.latency_ms, record)
+                if told is not None:
+                    yield f"{self.path}: {told} ({row.key}). Restore both files, or measure the row again with --force"
 
 
 def _write(target: Path, parts: list[_Part], present: list[Row], merged: list[Row]) -> Merged:

@@ -118,3 +118,16 @@ def test_what_a_source_had_lost_is_told(tmp_path: Path, row: MakeRow) -> None:
         f"{samples_path(source)}: is cut: 1 of the rows that were added have no samples",
     )
     assert merge([source], tmp_path / "out")[0].lost == (f"{source}: the last line is cut; 2 rows read",)
+
+
+def test_added_rows_that_contradict_their_samples_are_told(tmp_path: Path, row: MakeRow) -> None:
+    source = tmp_path / "in" / "t.csv"
+    Store(source).append([row(1), row(2), row(3)])
+    append_samples(source, {row(1).key: {"ms": [1.1]}, row(2).key: {"ms": [4.2]}, row(3).key: {"ms": ["fast"]}})
+    (done,) = merge([source], tmp_path / "out")
+    assert done.added == 3
+    assert [told.partition(". ")[0] for told in done.lost] == [
+        f"{source}: latency_ms is 2.1, but the median of its samples is 4.2 ({row(2).key})",
+        f"{source}: a sample is fast, no number, ({row(3).key})",
+    ]
+    assert merge([source], tmp_path / "out")[0].lost == ()
