@@ -154,7 +154,9 @@ def _threads() -> int:
 def _git(checkout: Path | None, *arguments: str) -> str:
     folder = checkout or Path(__file__).resolve().parent
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=20)
+        # `git status` writes what it learnt into the index: killed meanwhile it leaves a lock in the user's checkout
+        command = ["git", "--no-optional-locks", "-C", str(folder), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
     except FileNotFoundError:
         raise Unavailable("git is not installed") from None
     except subprocess.TimeoutExpired:

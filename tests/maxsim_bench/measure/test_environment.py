@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import os
 import platform
 import subprocess
 from pathlib import Path
@@ -48,7 +49,10 @@ def test_a_dirty_tree_says_so(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("1")
     git("add", "a")
     git("commit", "-q", "-m", "a")
+    os.utime(tmp_path / "a", (1, 1))  # what a plain `git status` would write into the index
+    index = (tmp_path / ".git" / "index").read_bytes()
     assert capture("cpu", tmp_path)["git_dirty"] is False
+    assert (tmp_path / ".git" / "index").read_bytes() == index
     (tmp_path / "a").write_text("2")
     assert capture("cpu", tmp_path)["git_dirty"] is True
 
