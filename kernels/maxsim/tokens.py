@@ -165,8 +165,8 @@ def tokens(
     at. Checking lengths, masks and offsets synchronises with the device once.
 
     What needs no conversion is not copied, for a copy is one more kernel before every score: the batch keeps the
-    caller's memory of values that it views, of int32 `lengths` and of int64 `cu_seqlens`. Writing to one of them later
-    changes the batch unchecked, so do not, or pass a clone. Lengths and offsets of other dtypes and masks are copied.
+    caller's memory of values that it views, of contiguous int32 `lengths` and int64 `cu_seqlens`. Writing to one of
+    them later changes the batch unchecked, so do not, or pass a clone. Other lengths, offsets and masks are copied.
 
     Raises:
         ValueError: that names the argument, for anything that is not as described.
@@ -183,6 +183,7 @@ def tokens(
         raise ValueError(f"{role}: is a nested tensor; pass its packed rows with {name.cu_seqlens}")
     if values.layout != torch.strided:
         raise ValueError(f"{role}: layout is {values.layout}; pass a strided (dense) tensor")
+    values = values.resolve_neg()  # a view with the negative bit would be read with the other sign
     if values.dtype not in EMBEDDING_DTYPES:
         raise ValueError(f"{role}: dtype is {values.dtype}; embeddings are float16, bfloat16, float32 or float64")
     if sum(x is not None for x in (mask, lengths, cu_seqlens)) > 1:
@@ -284,7 +285,8 @@ def _right_padded(batch: TokenBatch, lengths: Tensor, name: _Names) -> TokenBatc
     low, high = _bounds(lengths)
     if low < 0 or high > L:
         raise ValueError(f"{name.lengths}: holds {low if low < 0 else high}; every length must lie in [0, {L}]")
-    return replace(batch, lengths=lengths.to(torch.int32), max_length=max(0, high))
+    # contiguous: kernels are given an address and step by one element, and a caller's view may be a column
+    return replace(batch, lengths=lengths.to(torch.int32).contiguous(), max_length=max(0, high))
 
 
 def _masked(x: Tensor, mask: Tensor, name: _Names) -> TokenBatch:
@@ -341,7 +343,7 @@ def _packed(x: Tensor, cu_seqlens: Tensor, name: _Names) -> TokenBatch:
     if cu_seqlens.ndim != 1 or cu_seqlens.numel() < 1:
         raise ValueError(f"{what}: shape is {tuple(cu_seqlens.shape)}; expected [N + 1] offsets, the first 0")
     T = x.shape[0]
-    offsets = cu_seqlens.to(torch.int64)
+    offsets = cu_seqlens.to(torch.int64).contiguous()
     lengths = offsets.diff()
     low_high = torch.aminmax(lengths) if lengths.numel() else (offsets[0], offsets[0])
     first, end, low, high = torch.stack((offsets[0], offsets[-1], *low_high)).tolist()

@@ -286,3 +286,28 @@ def test_a_copy_of_a_batch_makes_a_layout_of_its_own(copied):
     assert torch.equal(found.values, batch.values)
     assert (found.count, found.pitch, found.max_length, found.dense_shape) == (2, 3, 3, (2, 3))
     assert found.layout == tokens(torch.arange(24.0).reshape(2, 3, 4)).layout
+
+
+def test_lengths_and_offsets_of_any_strides_lie_one_after_the_other():
+    """Kernels are given an address and step by one element."""
+    x = torch.zeros(3, 4, 2)
+    column = torch.tensor([[1, 9], [4, 9], [2, 9]], dtype=torch.int32)[:, 0]
+    every = torch.tensor([0, 9, 1, 9, 5, 9, 12, 9])[::2]
+    for batch in (
+        tokens(x, lengths=column),
+        tokens(x, lengths=torch.tensor([3], dtype=torch.int32).expand(3)),
+        tokens(x.flatten(0, 1), cu_seqlens=every),
+    ):
+        assert batch.lengths.is_contiguous()
+        assert batch.starts is None or batch.starts.is_contiguous()
+    assert tokens(x, lengths=column).lengths.tolist() == [1, 4, 2]
+
+
+def test_a_view_with_the_negative_bit_is_read_with_its_sign():
+    """The imaginary part of a conjugate is the memory of the number itself, and a bit that says minus."""
+    z = torch.complex(torch.ones(2, 3, 4), torch.full((2, 3, 4), 2.0))
+    x = z.conj().imag
+    assert x.is_neg()
+    batch = tokens(x)
+    assert not batch.values.is_neg()
+    assert batch.values.eq(-2).all()

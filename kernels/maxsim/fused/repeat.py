@@ -72,7 +72,7 @@ def layout(x: object) -> tuple[Any, ...] | None:
     try:  # costs nothing while nothing is raised
         if type(x) is TokenBatch:
             return x.layout
-        if type(x) is Tensor:  # not a subclass, which may be no memory at all
+        if type(x) is Tensor and not x.is_neg():  # not a subclass, which may be no memory at all
             return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
     except RuntimeError:
         values = x.values if isinstance(x, TokenBatch) else x

@@ -107,7 +107,9 @@ def move(batch: TokenBatch, device: torch.device | str, non_blocking: bool = Fal
     if batch.device == torch.device(device):
         return batch
     values = batch.values
-    if values.stride(0) != values.shape[1] and values.shape[0] > 0:
+    end = (values.storage_offset() + values.shape[0] * values.stride(0)) * values.element_size()
+    whole = end <= values.untyped_storage().nbytes()  # the last columns of a wider tensor end short of a whole row
+    if values.stride(0) > values.shape[1] and values.shape[0] > 0 and whole:
         wide = values.as_strided((values.shape[0], values.stride(0)), (values.stride(0), 1))
         values = wide.to(device, non_blocking=non_blocking)[:, : batch.d]
     else:

@@ -159,6 +159,15 @@ def test_a_subclass_of_tensor_is_never_remembered(fired):
     assert not repeat._SEEN
 
 
+def test_a_view_with_the_negative_bit_is_never_remembered(fired):
+    """Its memory holds the other signs, at an address that looks like any other."""
+    z = torch.zeros(5, 40, 128, dtype=torch.complex64)
+    Q, plain, negative = torch.zeros(32, 128), z.imag, z.conj().imag
+    assert (plain.stride(), plain.dtype) == (negative.stride(), negative.dtype)
+    assert repeat.layout(plain) is not None
+    assert repeat.layout(negative) is None
+
+
 def test_the_table_does_not_grow_without_bound(fired, monkeypatch):
     monkeypatch.setattr(repeat, "_MOST", 3)
     Q = half(32, 128)

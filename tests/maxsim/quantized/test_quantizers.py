@@ -7,7 +7,7 @@ import torch
 
 from maxsim import tokens
 from maxsim.quantized import QuantizedTokens, quantize_fp8, quantize_int8, quantize_stream
-from maxsim.quantized.batch import owned_rows
+from maxsim.quantized.batch import move, owned_rows
 from maxsim.quantized.quantizers import scale_of
 
 PER = pytest.mark.parametrize("per", ["token", "document"])
@@ -162,3 +162,24 @@ def test_wrong_arguments_are_refused_by_name(call, message):
 def test_empty_batches_and_empty_documents_quantise(shape, per):
     q = quantize_int8(torch.ones(shape), per)
     assert q.count == shape[0]
+
+
+@pytest.mark.parametrize(
+    ("view", "stride"),
+    [
+        (lambda x: x[..., :8], 24),
+        (lambda x: x[..., 16:], 8),
+        (lambda x: x[:, :, :8].contiguous(), 8),
+        (lambda x: x[:, ::2], 48),
+        (lambda x: x[:1, :1, :8].expand(4, 5, 8), None),
+    ],
+    ids=["first columns", "last columns", "packed", "every second token", "expanded"],
+)
+def test_rows_of_any_stride_move_to_another_device(view, stride):
+    """The last columns of a wider tensor end short of a whole row, and no row beyond them may be asked for."""
+    batch = tokens(view(torch.zeros(4, 6, 24)))
+    moved = move(batch, "meta")
+    assert (moved.values.shape, moved.device.type) == (batch.values.shape, "meta")
+    assert (moved.count, moved.pitch, moved.max_length) == (batch.count, batch.pitch, batch.max_length)
+    if stride is not None:
+        assert moved.values.stride() == (stride, 1)
