@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from maxsim import tokens
-from maxsim.fused import hopper, repeat
-from maxsim.fused.hopper_launch import Boxes
+from maxsim.fused import hopper, hopper_launch, repeat
 from maxsim.fused.launch import LaunchPlan
 
 
@@ -24,17 +23,18 @@ def fired(monkeypatch):
 
         def __init__(self, name, grid, maps, pointers, integers):
             self.name, self.grid, self.pointers, self.integers = name, grid, pointers, integers
-            assert len(maps) == (2 if name == "score" else 0)
+            self.described = [one[1:] for one in maps]
 
         def __call__(self, stream, maps, pointers):
             assert (stream, len(pointers)) == (7, self.pointers)
+            assert [one[1:] for one in maps] == self.described, "extents are packed once, for every call"
             seen.append((self.name, self.grid, list(maps), [*pointers, *self.integers]))
 
     kernels = SimpleNamespace(direct="score"), SimpleNamespace(direct="add")
     monkeypatch.setattr(hopper, "_kernels", lambda plan, q, d, winners: kernels)
     monkeypatch.setattr(repeat, "RepeatedLaunch", Launch)
-    monkeypatch.setattr(repeat, "tensor_map", lambda *described: described)
-    monkeypatch.setattr(Boxes, "encoded", lambda self: None)
+    for module in (repeat, hopper_launch):
+        monkeypatch.setattr(module, "tensor_map", lambda *described: described)
     monkeypatch.setattr(repeat, "_SEEN", {})
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
@@ -84,9 +84,34 @@ def test_partial_sums_of_a_long_query_are_added(fired):
     assert plan.sums > 1
     remembered(q, d, q, d)
     scores = again(q, d)
-    (_, _, _, first), (name, _, maps, second) = fired
-    assert (name, maps) == ("add", [])
+    (_, _, _, first), (name, grid, maps, second) = fired
+    assert (name, grid, maps) == ("add", (3, 1), []), "128 documents a program"
     assert second == [first[0], scores.data_ptr(), 1, 300, plan.sums]
+
+
+def test_two_partial_sums_of_batches_with_starts_and_lengths_are_added(fired):
+    q = tokens(half(2, 200, 768), lengths=torch.tensor([200, 1]), role="Q")
+    d = tokens(half(10, 768), cu_seqlens=torch.tensor([0, 3, 10]))
+    assert hopper.plan(q, d).sums == 2
+    remembered(q, d, q, d)
+    assert again(q, d).shape == (2, 2)
+    (_, _, _, first), (name, *_) = fired
+    assert name == "add"
+    assert first[1:6] == [0, 0, q.lengths.data_ptr(), d.starts.data_ptr(), d.lengths.data_ptr()]
+
+
+def test_rows_are_copied_in_the_boxes_of_the_plan(fired):
+    """Query groups of one size, documents in tiles of another; what a tensor map describes is rows and columns."""
+    q, d = tokens(half(3, 32, 128), role="Q"), tokens(half(5, 40, 192)[:, :, :128])
+    plan = hopper.plan(q, d)
+    assert plan.G != plan.BR
+    remembered(q, d, q, d)
+    again(q, d)
+    [(_, _, maps, _)] = fired
+    assert maps == [
+        (q.values.data_ptr(), torch.float16, 96, 128, 128, plan.G, plan.BK),
+        (d.values.data_ptr(), torch.float16, 200, 128, 192, plan.BR, plan.BK),
+    ]
 
 
 @pytest.mark.parametrize(("Lq", "sums"), [(128, 1), (300, 3)], ids=["scores", "partial sums"])
