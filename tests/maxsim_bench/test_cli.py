@@ -209,6 +209,17 @@ def test_a_plan_for_a_card_without_cells_says_what_that_card_can_measure(
         assert invoke("plan", *shlex.split(command)).exit_code == 0
 
 
+def test_what_can_be_measured_here_is_looked_for_in_the_folder_that_was_given(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    declare_for_gpus("big", '[profiles.smoke.axes]\ngpu = "cpu"\n')
+    Path("experiments").rename("grids")
+    done = invoke("run", "big", "--experiments", "grids", "--where", "B=9")
+    assert done.exit_code == 2
+    assert done.stderr.endswith("there are: `maxsim-bench run big --profile smoke --experiments grids`.\n")
+
+
 def test_every_mistake_of_a_grid_is_printed_with_file_and_line(invoke: Invoke) -> None:
     Path("experiments/tiny.toml").write_text(TINY.replace("baseline", "basline").replace('"eager"]', '"eger"]'))
     done = invoke("plan")
