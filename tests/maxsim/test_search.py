@@ -416,6 +416,13 @@ def test_a_shard_truncated_after_opening_is_refused_by_name(folders, size):
         search(Q, folders[0], 6)
 
 
+def test_a_shard_that_grew_after_opening_is_refused_by_name(folders):
+    file = shard_of(folders[0], 1)
+    os.truncate(file, os.stat(file).st_size + 1)
+    with pytest.raises(IndexFileError, match=r"shard-00001\.safetensors: \d+ bytes, but \d+ were written"):
+        search(Q, folders[0], 6)
+
+
 def test_a_shard_gone_after_opening_is_refused_by_name(folders):
     os.unlink(shard_of(folders[0], 2))
     with pytest.raises(IndexFileError, match=r"shard-00002\.safetensors: No such file"):
