@@ -239,6 +239,13 @@ def test_a_corpus_in_host_memory_is_streamed_to_the_same_answer(pinned, quantise
     assert torch.equal(got[1], want[1])
 
 
+def test_documents_out_of_order_are_cut_by_their_number_alone():
+    """No run of rows holds a run of them."""
+    batch = tokens(torch.zeros(6, 3, 4)).select(torch.tensor([5, 0, 3, 1, 2, 4]))
+    assert blocks._bounds(batch, 1, 4) == [0, 4, 6]
+    assert blocks._bounds(batch.select(torch.arange(6).flip(0)), 100, 6) == [0, 6]
+
+
 def test_a_place_for_a_block_waits_for_what_may_use_its_memory_and_the_first_for_no_copy(monkeypatch):
     """Memory comes from the compute stream, whose kernels may still read it; only growing makes the host wait."""
     seen = []

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from maxsim import tokens
 from maxsim.fused import hopper, hopper_launch, repeat
 from maxsim.fused.launch import LaunchPlan
+from maxsim.tokens import TokenBatch
 
 
 @pytest.fixture
@@ -211,3 +214,40 @@ def test_the_layout_of_a_batch_is_made_once_and_not_that_of_a_batch_made_of_it(f
     fewer = batch.select(torch.tensor([0, 3]))
     assert fewer.layout != batch.layout
     assert repeat.layout(tokens(half(5, 40, 128))) == repeat.layout(batch)
+
+
+WIDE = torch.zeros(201 * 192, dtype=torch.float16)
+BATCH = TokenBatch(WIDE[: 200 * 128].view(200, 128), count=5, pitch=40, max_length=40)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": 4},
+        {"pitch": 39},
+        {"max_length": 39},
+        {"starts": torch.arange(5) * 40},
+        {"lengths": torch.full((5,), 40, dtype=torch.int32)},
+        {"total_rows": 200},
+        {"values": WIDE[: 201 * 128].view(201, 128)},
+        {"values": WIDE[: 200 * 192].view(200, 192)[:, :128]},
+        {"values": WIDE[: 200 * 128].view(torch.bfloat16).view(200, 128)},
+        {"values": WIDE[1 : 200 * 128 + 1].view(200, 128)},
+        {"values": torch.empty(200, 128, dtype=torch.float16, device="meta")},
+    ],
+    ids=["count", "pitch", "length", "starts", "lengths", "total rows", "rows", "stride", "dtype", "alignment", "meta"],
+)
+def test_a_batch_that_differs_in_one_thing_is_another_launch(fired, monkeypatch, change):
+    """Else it would be scored with the integers, the boxes or the kernel of this one."""
+    monkeypatch.setattr(Tensor, "get_device", lambda self: 1 if self.is_meta else 0)
+    monkeypatch.setattr(Tensor, "data_ptr", lambda self: 0 if self.is_meta else 2 * self.storage_offset())
+    q = tokens(half(32, 128), role="Q")
+    remembered(q, BATCH, q, BATCH)
+    other = replace(BATCH, **change)
+    assert again(q, other) is None
+    assert layout_of(other) != layout_of(replace(BATCH))
+
+
+def layout_of(batch):
+    assert repeat.layout(batch) is batch.layout
+    return batch.layout
