@@ -531,6 +531,7 @@ def test_claims_counts_every_claim_and_filters_by_element_and_verdict(invoke: In
     listed = json.loads(invoke("claims", *COMMITTED, "--element", "tab:fwd", "--json").output)
     assert len(listed) == 80
     assert {entry["element"] for entry in listed} == {"tab:fwd"}
+    assert len(invoke("claims", *COMMITTED, "--element", "tab:fwd").output.splitlines()) == 80, "no counts, but claims"
     one = invoke("claims", *COMMITTED, "--verdict", "superseded").output.splitlines()
     assert len(one) == 360
     assert all(": superseded: published " in line for line in one)
