@@ -38,10 +38,15 @@ class Filters:
         """Of `where`. Raises `DeclarationError` for what cannot be meant."""
         return parse_where(self.where)
 
-    def command(self, names: Iterable[str], profile: ProfileName, verb: Verb = "run") -> str:
-        """The command that shows or measures this part of the named experiments; of rankings the part by backend."""
+    def command(self, names: Iterable[str], profile: ProfileName, verb: Verb = "run", gpu: str | None = None) -> str:
+        """The command that shows or measures this part of the named experiments; of rankings the part by backend.
+
+        Args:
+            gpu: the card that "plan" is asked about, if it is not the one at hand.
+        """
         rankings = verb == "fidelity"  # it takes no conditions on cells
         words = ["maxsim-bench", verb, *([] if rankings else names), "--profile", profile]
+        words += [] if gpu is None else ["--gpu", gpu]
         words += [word for name in self.backends for word in ("--backend", name)]
         if not rankings:
             words += [word for text in self.where for word in ("--where", text)]

@@ -18,7 +18,7 @@ from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.declare.experiment import PROFILES, DeclarationError, Experiment, ProfileName
 from maxsim_bench.declare.load import suggest
 from maxsim_bench.machine import this_machine
-from maxsim_bench.planning import Filters, Outline, describe, duration, outline, outline_lines
+from maxsim_bench.planning import Filters, Outline, Verb, describe, duration, outline, outline_lines
 from maxsim_bench.progress import SweepProgress, outcome
 from maxsim_bench.record.row import Row
 
@@ -151,27 +151,35 @@ def nothing(names: tuple[str, ...], gpu: str, profile: ProfileName, filters: Fil
 
 
 def _instead(names: tuple[str, ...], gpu: str, profile: ProfileName, filters: Filters) -> str:
-    """What the card can measure: the same under another profile, more without the filters, else another grid."""
+    """What the card can measure: the same under another profile, more without the filters, else another grid.
+
+    Of the card at hand with the command that measures it, of another one with the command that shows it.
+    """
     every = Filters(experiments=filters.experiments)
+    here = gpu == this_machine().key
+    verb: Verb = "run" if here else "plan"
+    asked = None if here else gpu
     others = [other for other in PROFILES if other != profile]
     for other in others:
         found = _measurable(names, gpu, other, filters)
         if found:
-            return f"Under profile {other} there are: `{filters.command(_names(found), other)}`."
+            return f"Under profile {other} there are: `{filters.command(_names(found), other, verb, asked)}`."
     if any(plan.planned for _, plan in _chosen(every, names, profile, gpu)):
         return "Without these filters there are. `maxsim-bench plan` shows what is declared."
     for other in others:
         found = _measurable(names, gpu, other, every)
         if found:
-            return f"Under profile {other}, without these filters, there are: `{every.command(_names(found), other)}`."
+            command = every.command(_names(found), other, verb, asked)
+            return f"Under profile {other}, without these filters, there are: `{command}`."
     smallest = PROFILES[0]
     found = _measurable((), gpu, smallest, every)
     if not found:
         return "`maxsim-bench plan` shows what is declared."
     largest = max(found, key=lambda plan: plan.measurements)
     card = "a processor" if gpu == "cpu" else gpu
-    listing = every.command((), smallest, verb="plan")
-    return f"What {card} can measure are the grids of `{listing}`; begin with `{largest.command}`."
+    listing = every.command((), smallest, "plan", asked)
+    begin = "begin with" if here else "on that machine begin with"
+    return f"What {card} can measure are the grids of `{listing}`; {begin} `{largest.command}`."
 
 
 def _measurable(names: tuple[str, ...], gpu: str, profile: ProfileName, filters: Filters) -> list[Outline]:

@@ -10,6 +10,7 @@ import torch
 
 import maxsim
 from maxsim import LaunchPlan
+from maxsim.fused import repeat
 
 Q, D = torch.randn(2, 5, 8), torch.randn(6, 7, 8)
 
@@ -119,3 +120,24 @@ def test_a_transform_of_torch_func_is_refused_with_a_sentence(batched):
     for transform in (lambda: torch.func.vmap(score)(X), lambda: torch.func.jvp(score, (X,), (X,))):
         with pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
             transform()
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["tensors", "batches"])
+@pytest.mark.parametrize("graded", ["", "Q", "D"])
+def test_a_launch_is_repeated_only_where_nothing_is_differentiated_or_compiled(monkeypatch, graded, wrapped):
+    """It gives scores without a graph: a gradient would vanish in silence."""
+    asked = []
+    monkeypatch.setattr(repeat, "scores", lambda *of: asked.append(of))  # None: not scored before
+    Q, D = torch.randn(2, 3, 4), torch.randn(5, 6, 4)
+    if graded:
+        {"Q": Q, "D": D}[graded].requires_grad_()
+    if wrapped:
+        Q, D = maxsim.tokens(Q, role="Q"), maxsim.tokens(D)
+    assert maxsim.maxsim(Q, D).requires_grad == bool(graded)
+    assert len(asked) == (0 if graded else 1)
+    with torch.no_grad():
+        maxsim.maxsim(Q, D)
+    assert len(asked) == (1 if graded else 2)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    maxsim.maxsim(Q, D)
+    assert len(asked) == (1 if graded else 2)

@@ -239,6 +239,41 @@ def test_a_corpus_in_host_memory_is_streamed_to_the_same_answer(pinned, quantise
     assert torch.equal(got[1], want[1])
 
 
+def test_documents_out_of_order_are_cut_by_their_number_alone():
+    """No run of rows holds a run of them."""
+    batch = tokens(torch.zeros(6, 3, 4)).select(torch.tensor([5, 0, 3, 1, 2, 4]))
+    assert blocks._bounds(batch, 1, 4) == [0, 4, 6]
+    assert blocks._bounds(batch.select(torch.arange(6).flip(0)), 100, 6) == [0, 6]
+
+
+def test_a_place_for_a_block_waits_for_what_may_use_its_memory_and_the_first_for_no_copy(monkeypatch):
+    """Memory comes from the compute stream, whose kernels may still read it; only growing makes the host wait."""
+    seen = []
+
+    class Stream:
+        def __init__(self, name):
+            self.name = name
+
+        def synchronize(self):
+            seen.append(f"host waits for {self.name}")
+
+        def wait_stream(self, other):
+            seen.append(f"{self.name} wait for {other.name}")
+
+    compute = Stream("compute")
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: compute)
+    slot = blocks._Slot(torch.device("cpu"), Stream("copies"), copied=None, computed=None)
+    slot._reserve(256)
+    assert (seen, slot.there.shape) == (["copies wait for compute"], (256,))
+    first = slot.there
+    slot._reserve(100)
+    assert slot.there is first, "large enough"
+    assert len(seen) == 1
+    slot._reserve(512)
+    assert slot.there.shape == (512,)
+    assert seen[1:] == ["host waits for copies", "host waits for compute", "copies wait for compute"]
+
+
 @pytest.mark.gpu
 def test_device_memory_does_not_grow_with_the_corpus():
     block = torch.randn(2000, 32, 64).half()
@@ -384,6 +419,13 @@ def shard_of(index: Index, i: int) -> str:
 def test_a_shard_truncated_after_opening_is_refused_by_name(folders, size):
     file = shard_of(folders[0], 1)
     os.truncate(file, size % os.stat(file).st_size)
+    with pytest.raises(IndexFileError, match=r"shard-00001\.safetensors: \d+ bytes, but \d+ were written"):
+        search(Q, folders[0], 6)
+
+
+def test_a_shard_that_grew_after_opening_is_refused_by_name(folders):
+    file = shard_of(folders[0], 1)
+    os.truncate(file, os.stat(file).st_size + 1)
     with pytest.raises(IndexFileError, match=r"shard-00001\.safetensors: \d+ bytes, but \d+ were written"):
         search(Q, folders[0], 6)
 

@@ -177,6 +177,49 @@ def test_a_grid_of_other_cards_is_refused_with_what_can_be_measured_here(
         assert invoke("plan", *shlex.split(command)).exit_code == 0
 
 
+@pytest.mark.parametrize(
+    ("smoke", "told"),
+    [
+        (
+            "",
+            "What l4 can measure are the grids of `maxsim-bench plan --profile smoke --gpu l4`; on that machine begin "
+            "with `maxsim-bench run small --profile smoke`.",
+        ),
+        (
+            '[profiles.smoke.axes]\ngpu = "l4"\n',
+            "Under profile smoke there are: `maxsim-bench plan big --profile smoke --gpu l4 --where B=1`.",
+        ),
+        (
+            '[profiles.smoke.axes]\ngpu = "l4"\nB = 9\n',
+            "Under profile smoke, without these filters, there are: `maxsim-bench plan big --profile smoke --gpu l4`.",
+        ),
+    ],
+)
+def test_a_plan_for_a_card_without_cells_says_what_that_card_can_measure(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, smoke: str, told: str
+) -> None:
+    """Not what the machine at hand can; `run` here would not measure it."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    declare_for_gpus("big", smoke)
+    Path("experiments/small.toml").write_text(TINY.replace('"tiny"', '"small"').replace('"cpu", "h200"', '"l4"'))
+    done = invoke("plan", "big", "--gpu", "l4", "--where", "B=1")
+    assert done.exit_code == 2
+    assert done.stderr.endswith(f" {told}\n")
+    for command in re.findall(r"`maxsim-bench plan (.*?)`", told):
+        assert invoke("plan", *shlex.split(command)).exit_code == 0
+
+
+def test_what_can_be_measured_here_is_looked_for_in_the_folder_that_was_given(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    declare_for_gpus("big", '[profiles.smoke.axes]\ngpu = "cpu"\n')
+    Path("experiments").rename("grids")
+    done = invoke("run", "big", "--experiments", "grids", "--where", "B=9")
+    assert done.exit_code == 2
+    assert done.stderr.endswith("there are: `maxsim-bench run big --profile smoke --experiments grids`.\n")
+
+
 def test_every_mistake_of_a_grid_is_printed_with_file_and_line(invoke: Invoke) -> None:
     Path("experiments/tiny.toml").write_text(TINY.replace("baseline", "basline").replace('"eager"]', '"eger"]'))
     done = invoke("plan")
@@ -488,6 +531,7 @@ def test_claims_counts_every_claim_and_filters_by_element_and_verdict(invoke: In
     listed = json.loads(invoke("claims", *COMMITTED, "--element", "tab:fwd", "--json").output)
     assert len(listed) == 80
     assert {entry["element"] for entry in listed} == {"tab:fwd"}
+    assert len(invoke("claims", *COMMITTED, "--element", "tab:fwd").output.splitlines()) == 80, "no counts, but claims"
     one = invoke("claims", *COMMITTED, "--verdict", "superseded").output.splitlines()
     assert len(one) == 360
     assert all(": superseded: published " in line for line in one)

@@ -18,7 +18,7 @@ from maxsim_bench.declare.experiment import Plan, Timing
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 # Start-up, inputs, the correctness checks and the memory pass: about this much beside the samples.
 OVERHEAD_S = 0.5
-# A corpus in host memory: GB/s of copies to a card of this decade, and of drawing, checking and quantising it, a backend.
+# A corpus in host memory, in GB/s: its copies to a card, and drawing, checking and quantising it for one backend.
 HOST_COPY_GBS = 25.0
 HOST_FILL_GBS = 1.0
 

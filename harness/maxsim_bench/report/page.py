@@ -176,22 +176,23 @@ def _elements(verdicts: Ledger) -> list[dict[str, Any]]:
 
 
 def coverage(results: Results, declared: Declared) -> tuple[dict[str, str], list[dict[str, Any]]]:
-    """Titles of what can be measured; and by experiment and card how many cells are, and what measures the rest.
+    """Titles of what can be measured; and by experiment and card how many cells have rows, and what measures the rest.
 
-    A cell is refused if all of its rows say that a backend does not take it: running it again gives no number. What a
-    command measures is declared nowhere, so its number of cells is None, and it is left where it has no row at all.
+    A row may say why there is no number, and answers its cell as well. A cell is refused if all of its rows say that a
+    backend does not take it: running it again gives no number. What a command measures is declared nowhere, so its
+    number of cells is None, and it is left where it has no row at all.
     """
     frame = results.frame
     refused = frame["status"] == "unsupported"
-    measured = set(frame.loc[~refused, "cell_hash"])
-    only_refused = set(frame.loc[refused, "cell_hash"]) - measured
+    answered = set(frame.loc[~refused, "cell_hash"])
+    only_refused = set(frame.loc[refused, "cell_hash"]) - answered
     cards = sorted(set(frame["device"]))
     lines: list[dict[str, Any]] = []
     for experiment in declared.experiments.values():
         for card in dict.fromkeys([*(c for c in experiment.gpus("paper") if c != "any"), *cards]):
             hashes = {planned.cell.hash() for planned in declared.grid(experiment.name, card, "paper")}
             if hashes:
-                done, without = len(hashes & measured), len(hashes & only_refused)
+                done, without = len(hashes & answered), len(hashes & only_refused)
                 lines.append(
                     {
                         "experiment": experiment.name, "card": card, "cells": len(hashes), "done": done,

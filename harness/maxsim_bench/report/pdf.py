@@ -168,13 +168,18 @@ def _failed(out: Sheets, report: Report, tables: dict[str, Table]) -> None:
 def _missing(out: Sheets, report: Report, tables: dict[str, Table]) -> None:
     out.heading("What was not measured")
     out.paragraph(
-        "Declared cells of the profile paper that have no row, by card, with the command that measures them there."
+        "Experiments of which declared cells of the profile paper have no row, by card, with the command that measures "
+        "them there; and what commands of their own measure, whose cells no file declares, where it has no row at all. "
+        "With rows: measured, or saying why there is no number. Refused: every row of the cell says that the backend "
+        "does not take it."
     )
     titles, covered = coverage(report.results, report.declared)
     _rows(
-        out, ["experiment", "what it measures", "card", "cells", "measured", "command, on that card"], "nnnrrn",
+        out, ["experiment", "what it measures", "card", "cells", "with rows", "refused", "command, on that card"],
+        "nnnrrrn",
         [
-            [c["experiment"], titles[c["experiment"]], names.card(c["card"]), c["cells"] or "", c["done"], c["command"]]
+            [c["experiment"], titles[c["experiment"]], names.card(c["card"]), c["cells"] or "", c["done"],
+             c["refused"] or "", c["command"]]
             for c in covered
             if c["left"]
         ],

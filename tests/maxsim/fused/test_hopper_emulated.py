@@ -834,15 +834,16 @@ def test_scores_and_winners_beyond_two_billion_lie_at_their_addresses(program, N
 
 
 @pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("K", [1, 128, 129])
 @pytest.mark.parametrize("sums", [2, 3, 4, 5, 17])
-def test_partial_sums_are_added_in_their_order_and_none_of_the_next_query(add, sums, pairs):
+def test_partial_sums_are_added_in_their_order_and_none_of_the_next_query(add, sums, K, pairs):
     """Sums of 64 rows first by pairs, so that they come to what sums of 128 rows come to; the last one may be alone."""
-    parts = np.random.default_rng(sums).standard_normal((3, sums, 129)).astype(np.float32)
+    parts = np.random.default_rng(sums).standard_normal((3, sums, K)).astype(np.float32)
     whole = parts
     if pairs:
-        padded = np.concatenate([parts, np.zeros((3, sums % 2, 129), np.float32)], axis=1)
+        padded = np.concatenate([parts, np.zeros((3, sums % 2, K), np.float32)], axis=1)
         whole = padded[:, ::2] + padded[:, 1::2]
-    expected = np.zeros((3, 129), np.float32)
+    expected = np.zeros((3, K), np.float32)
     for i in range(whole.shape[1]):
         expected = expected + whole[:, i]
     assert np.array_equal(add(parts, pairs), expected)

@@ -105,6 +105,18 @@ def test_arguments_arrive_where_the_driver_looks_for_them(driver):
     assert values == [bytes(range(128)), 7, 96, 96, 1, 2**40 + 1, 17, 0, 0]
 
 
+def test_an_argument_of_eight_bytes_behind_one_of_four_is_found_behind_the_padding(driver, monkeypatch):
+    """Scratch pointers come behind padding, too, but are 0 as padding is."""
+    found = []
+    monkeypatch.setattr(driver, "cuLaunchKernelEx", lambda config, function, arguments, extra: found.extend(arguments))
+    launch = DirectLaunch(1234, PTX.replace(".param .u32 scores_param_2", ".param .u64 scores_param_2"), 0)
+    launch((1, 1), 0, [map_of(torch.zeros(7, 96, dtype=torch.float16))], [2**40 + 1, 17])
+    values = [
+        struct.unpack(f, ctypes.string_at(at, struct.calcsize(f)))[0] for at, f in zip(found[1:5], "IQQQ", strict=True)
+    ]
+    assert values == [7, 96, 96, 1]
+
+
 def test_the_structures_of_a_launch_lie_in_memory_as_cuda_h_has_them():
     """Seven numbers, 4 bytes of padding, two pointers and a count; an id, 4 bytes of padding and 64 of a value."""
     config, attribute = hopper_launch._Config, hopper_launch._Attribute
@@ -218,13 +230,14 @@ def test_a_repeated_launch_that_is_refused_is_an_error_and_its_streams_are_bound
         again(5, maps, (1, 2))
 
 
-def test_threads_that_share_a_repeated_launch_do_not_mix_their_arguments(driver):
+@pytest.mark.parametrize("repeated", [False, True], ids=["direct", "repeated"])
+def test_threads_that_share_a_launch_do_not_mix_their_arguments(driver, repeated):
     """The interpreter may change threads between the address of a tensor map and a launch: four calls a thread."""
-    launch = DirectLaunch(1234, POINTERS, 0)
+    direct = DirectLaunch(1234, POINTERS, 0)
     maps = [Boxes(torch.zeros(n, 96, dtype=torch.float16), 32, 64).encoded() for n in range(1, 5)]
-    again = RepeatedLaunch(launch, (1, 1), [maps[0]], 2, (17, 18))
+    shared = RepeatedLaunch(direct, (1, 1), [maps[0]], 2, (17, 18)) if repeated else direct
     inside = []
-    taken, give = again.launch, threading.Barrier(4)
+    taken, give = shared.launch, threading.Barrier(4)
 
     def watched(*call):
         inside.append(1)
@@ -233,12 +246,15 @@ def test_threads_that_share_a_repeated_launch_do_not_mix_their_arguments(driver)
         assert not inside, "two threads fill one buffer"
         return taken(*call)
 
-    again.launch = watched
+    shared.launch = watched
 
     def calls(n):
         give.wait()
         for _ in range(4):
-            again(n, [maps[n]], (n, n))
+            if repeated:
+                shared(n, [maps[n]], (n, n))
+            else:
+                shared((1, 1), n, [maps[n]], [n, n, 17, 18])
 
     threads = [threading.Thread(target=calls, args=(n,)) for n in range(4)]
     for one in threads:

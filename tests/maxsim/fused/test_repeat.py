@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import Tensor
 
 from maxsim import tokens
-from maxsim.fused import hopper, repeat
-from maxsim.fused.hopper_launch import Boxes
+from maxsim.fused import hopper, hopper_launch, repeat
 from maxsim.fused.launch import LaunchPlan
+from maxsim.tokens import TokenBatch
 
 
 @pytest.fixture
@@ -24,17 +26,18 @@ def fired(monkeypatch):
 
         def __init__(self, name, grid, maps, pointers, integers):
             self.name, self.grid, self.pointers, self.integers = name, grid, pointers, integers
-            assert len(maps) == (2 if name == "score" else 0)
+            self.described = [one[1:] for one in maps]
 
         def __call__(self, stream, maps, pointers):
             assert (stream, len(pointers)) == (7, self.pointers)
+            assert [one[1:] for one in maps] == self.described, "extents are packed once, for every call"
             seen.append((self.name, self.grid, list(maps), [*pointers, *self.integers]))
 
     kernels = SimpleNamespace(direct="score"), SimpleNamespace(direct="add")
     monkeypatch.setattr(hopper, "_kernels", lambda plan, q, d, winners: kernels)
     monkeypatch.setattr(repeat, "RepeatedLaunch", Launch)
-    monkeypatch.setattr(repeat, "tensor_map", lambda *described: described)
-    monkeypatch.setattr(Boxes, "encoded", lambda self: None)
+    for module in (repeat, hopper_launch):
+        monkeypatch.setattr(module, "tensor_map", lambda *described: described)
     monkeypatch.setattr(repeat, "_SEEN", {})
     monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: -1, raising=False)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 7, raising=False)
@@ -84,9 +87,34 @@ def test_partial_sums_of_a_long_query_are_added(fired):
     assert plan.sums > 1
     remembered(q, d, q, d)
     scores = again(q, d)
-    (_, _, _, first), (name, _, maps, second) = fired
-    assert (name, maps) == ("add", [])
+    (_, _, _, first), (name, grid, maps, second) = fired
+    assert (name, grid, maps) == ("add", (3, 1), []), "128 documents a program"
     assert second == [first[0], scores.data_ptr(), 1, 300, plan.sums]
+
+
+def test_two_partial_sums_of_batches_with_starts_and_lengths_are_added(fired):
+    q = tokens(half(2, 200, 768), lengths=torch.tensor([200, 1]), role="Q")
+    d = tokens(half(10, 768), cu_seqlens=torch.tensor([0, 3, 10]))
+    assert hopper.plan(q, d).sums == 2
+    remembered(q, d, q, d)
+    assert again(q, d).shape == (2, 2)
+    (_, _, _, first), (name, *_) = fired
+    assert name == "add"
+    assert first[1:6] == [0, 0, q.lengths.data_ptr(), d.starts.data_ptr(), d.lengths.data_ptr()]
+
+
+def test_rows_are_copied_in_the_boxes_of_the_plan(fired):
+    """Query groups of one size, documents in tiles of another; what a tensor map describes is rows and columns."""
+    q, d = tokens(half(3, 32, 128), role="Q"), tokens(half(5, 40, 192)[:, :, :128])
+    plan = hopper.plan(q, d)
+    assert plan.G != plan.BR
+    remembered(q, d, q, d)
+    again(q, d)
+    [(_, _, maps, _)] = fired
+    assert maps == [
+        (q.values.data_ptr(), torch.float16, 96, 128, 128, plan.G, plan.BK),
+        (d.values.data_ptr(), torch.float16, 200, 128, 192, plan.BR, plan.BK),
+    ]
 
 
 @pytest.mark.parametrize(("Lq", "sums"), [(128, 1), (300, 3)], ids=["scores", "partial sums"])
@@ -195,3 +223,40 @@ def test_the_layout_of_a_batch_is_made_once_and_not_that_of_a_batch_made_of_it(f
     fewer = batch.select(torch.tensor([0, 3]))
     assert fewer.layout != batch.layout
     assert repeat.layout(tokens(half(5, 40, 128))) == repeat.layout(batch)
+
+
+WIDE = torch.zeros(201 * 192, dtype=torch.float16)
+BATCH = TokenBatch(WIDE[: 200 * 128].view(200, 128), count=5, pitch=40, max_length=40)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"count": 4},
+        {"pitch": 39},
+        {"max_length": 39},
+        {"starts": torch.arange(5) * 40},
+        {"lengths": torch.full((5,), 40, dtype=torch.int32)},
+        {"total_rows": 200},
+        {"values": WIDE[: 201 * 128].view(201, 128)},
+        {"values": WIDE[: 200 * 192].view(200, 192)[:, :128]},
+        {"values": WIDE[: 200 * 128].view(torch.bfloat16).view(200, 128)},
+        {"values": WIDE[1 : 200 * 128 + 1].view(200, 128)},
+        {"values": torch.empty(200, 128, dtype=torch.float16, device="meta")},
+    ],
+    ids=["count", "pitch", "length", "starts", "lengths", "total rows", "rows", "stride", "dtype", "alignment", "meta"],
+)
+def test_a_batch_that_differs_in_one_thing_is_another_launch(fired, monkeypatch, change):
+    """Else it would be scored with the integers, the boxes or the kernel of this one."""
+    monkeypatch.setattr(Tensor, "get_device", lambda self: 1 if self.is_meta else 0)
+    monkeypatch.setattr(Tensor, "data_ptr", lambda self: 0 if self.is_meta else 2 * self.storage_offset())
+    q = tokens(half(32, 128), role="Q")
+    remembered(q, BATCH, q, BATCH)
+    other = replace(BATCH, **change)
+    assert again(q, other) is None
+    assert layout_of(other) != layout_of(replace(BATCH))
+
+
+def layout_of(batch):
+    assert repeat.layout(batch) is batch.layout
+    return batch.layout

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+from pathlib import Path
+
 import pytest
 import torch
 
+import maxsim
 from maxsim.reference import float64
 from maxsim_bench.backends import registry
 from maxsim_bench.backends.base import Backend
@@ -12,6 +17,7 @@ from maxsim_bench.backends.fused import Fused, token_batches
 from maxsim_bench.backends.inputs import make_inputs
 from maxsim_bench.declare.cell import Cell
 
+ROOT = Path(__file__).parents[3]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BACKENDS = list(registry.backends().values())
 CELLS = [
@@ -59,6 +65,17 @@ def test_every_backend_says_in_one_line_of_its_own_what_it_is() -> None:
     for line in (*told.values(), *readers):
         assert 20 <= len(line) <= 120, line
         assert not line.endswith((".", ",")), line
+
+
+def test_what_a_backend_says_of_its_peer_names_the_version_that_is_installed() -> None:
+    """And the depth of a rescored search is the operator's own."""
+    pinned = (ROOT / "constraints.txt").read_text()
+    told = [found for b in BACKENDS for found in re.findall(r"([a-z][a-z-]+) (\d+\.[\d.]*\d)", registry.about(b))]
+    assert len({package for package, _ in told}) >= 2
+    for package, version in told:
+        assert f"\n{package}=={version}\n" in pinned, package
+    rescored = registry.about(registry.get("search_int8_rescored"))
+    assert f"best k · {inspect.signature(maxsim.search).parameters['depth'].default} " in rescored
 
 
 @pytest.mark.parametrize("backend", BACKENDS, ids=_name)

@@ -119,6 +119,23 @@ def test_it_reads_from_the_summary_to_what_was_not_measured(
     assert f"data sha256:{page_hash(report.artefacts)}".encode() in content
 
 
+def test_what_is_left_stands_there_with_its_title_its_counts_and_its_command(
+    tmp_path: Path, report: Report, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between cells and those with rows lie those that every backend refused, which nobody need ask again."""
+    left = {"experiment": "a", "card": "h200", "cells": 5, "done": 3, "refused": 1, "left": True, "command": "do a"}
+    of_a_command = left | {"experiment": "b", "cells": None, "done": 0, "refused": 0, "command": "do b"}
+    lines = [left, left | {"experiment": "c", "done": 4, "left": False}, of_a_command]
+    monkeypatch.setattr(document, "coverage", lambda *of: ({"a": "what a is", "b": "what b is"}, lines))
+    monkeypatch.setattr(document, "PICTURES", ())
+    tables: list[tuple[Any, Any]] = []
+    monkeypatch.setattr(Sheets, "table", lambda self, headers, right, cells: tables.append((headers, cells)))
+    write_pdf(report, tmp_path, tmp_path / "report.pdf")
+    assert [cells for headers, cells in tables if "with rows" in headers] == [
+        [["a", "what a is", "H200", "5", "3", "1", "do a"], ["b", "what b is", "H200", "", "0", "", "do b"]]
+    ]
+
+
 @pytest.mark.slow
 def test_the_report_writes_it_where_it_is_asked_to_with_its_pictures(
     tmp_path: Path, forward_rows: Any, made: Any, monkeypatch: pytest.MonkeyPatch

@@ -104,6 +104,30 @@ def test_a_cell_that_was_only_refused_is_not_counted_as_measured(made: Any) -> N
     assert (line["done"], line["refused"], line["left"]) == (1, 1, True)
 
 
+def test_nothing_is_left_of_a_grid_that_has_rows_or_was_refused(made: Any) -> None:
+    declared = Declared.below(ROOT / "experiments")
+    cells = [planned.cell for planned in declared.grid("cold_start", "h200", "paper")]
+    assert len(cells) > 1
+    told = {"backend_version": "1", "gpu": "x", "error": "told"}
+    rows = [Row(cell=cells[0], backend="lik", status="unsupported", **told)]
+    rows += [Row(cell=cell, backend="lik", status="crash", **told) for cell in cells[1:]]
+    _, lines = coverage(made.results(rows), declared)
+    (line,) = (line for line in lines if (line["experiment"], line["card"]) == ("cold_start", "h200"))
+    assert (line["cells"], line["done"], line["refused"], line["left"]) == (len(cells), len(cells) - 1, 1, False)
+
+
+def test_what_a_command_measured_on_one_card_is_told_of_that_card(made: Any) -> None:
+    """A row that refuses is none of it."""
+    cell = made.cell(experiment="training_curve", op="training_step", timing_policy=None)
+    done = Row(cell=cell, backend="train_fused", backend_version="1", gpu="x", status="ok", max_rel_err=1e-6)
+    refused = {"backend_version": "1", "gpu": "x", "status": "unsupported", "error": "takes no such cell"}
+    elsewhere = Row(cell=made.cell(gpu="a100-80gb"), backend="lik", **refused)
+    rows = [done, elsewhere, Row(cell=cell.model_copy(update={"B": 7}), backend="lik", **refused)]
+    _, lines = coverage(made.results(rows), Declared({}))
+    of_curve = [(line["card"], line["done"]) for line in lines if line["experiment"] == "training_curve"]
+    assert of_curve == [("h200", 1)]
+
+
 def test_a_run_that_did_not_fit_is_a_line_without_numbers(made: Any) -> None:
     lost = run("train_eager", 0, 0.7)
     oom = Row(cell=lost.cell, backend="train_eager", backend_version="1", gpu="x", status="oom", error="out of memory")
