@@ -190,7 +190,7 @@ def test_a_subclass_of_tensor_is_never_remembered(fired):
 def test_a_view_with_the_negative_bit_is_never_remembered(fired):
     """Its memory holds the other signs, at an address that looks like any other."""
     z = torch.zeros(5, 40, 128, dtype=torch.complex64)
-    Q, plain, negative = torch.zeros(32, 128), z.imag, z.conj().imag
+    plain, negative = z.imag, z.conj().imag
     assert (plain.stride(), plain.dtype) == (negative.stride(), negative.dtype)
     assert repeat.layout(plain) is not None
     assert repeat.layout(negative) is None
