@@ -155,20 +155,22 @@ def on_device(blocks: Iterator[Documents], device: torch.device) -> Iterator[Doc
     slots = [_Slot(device, copies) for _ in range(SLOTS)]
     waiting: list[tuple[_Slot, Documents]] = []
     turn = 0
-    for block in blocks:
-        if block.device.type == "cuda":
-            for ready in _drain(waiting, compute):
-                yield ready
-            yield block if isinstance(block, QuantizedTokens) else move(block, device)
-            continue
-        slot = slots[turn % SLOTS]
-        turn += 1
-        waiting.append((slot, slot.load(block)))
-        if len(waiting) == SLOTS:
-            for ready in _drain(waiting[:1], compute):
-                yield ready
-            del waiting[0]
-    yield from _drain(waiting, compute)
+    try:
+        for block in blocks:
+            if block.device.type == "cuda":
+                yield from _drain(waiting, compute)
+                waiting.clear()
+                yield block if isinstance(block, QuantizedTokens) else move(block, device)
+                continue
+            slot = slots[turn % SLOTS]
+            turn += 1
+            waiting.append((slot, slot.load(block)))
+            if len(waiting) == SLOTS:
+                yield from _drain(waiting[:1], compute)
+                del waiting[0]
+        yield from _drain(waiting, compute)
+    finally:  # a scan that ends early gives its buffers back, and a copy may still write to them
+        copies.synchronize()
 
 
 def _drain(waiting: list[tuple[_Slot, Documents]], compute: torch.cuda.Stream) -> Iterator[Documents]:

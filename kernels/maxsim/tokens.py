@@ -69,7 +69,7 @@ class TokenBatch:
 
     @cached_property
     def layout(self) -> tuple[Any, ...]:
-        """What a launch over the batch depends on besides addresses: hashable, made once, for none of it changes."""
+        """What a launch over the batch depends on besides addresses; hashable, made once: `values` keep their shape."""
         rows = self.values
         carried = (self.count, self.pitch, self.max_length, self.starts is None, self.lengths is None, self.total_rows)
         return (*carried, rows.shape, rows.stride(), rows.dtype, rows.get_device(), rows.data_ptr() % 16)

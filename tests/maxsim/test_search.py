@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -272,6 +273,78 @@ def test_a_place_for_a_block_waits_for_what_may_use_its_memory_and_the_first_for
     slot._reserve(512)
     assert slot.there.shape == (512,)
     assert seen[1:] == ["host waits for copies", "host waits for compute", "copies wait for compute"]
+
+
+@pytest.fixture
+def streams(monkeypatch) -> list[str]:
+    """Streams and slots that stand in for those of a GPU; what `on_device` asks of them, in order."""
+    asked: list[str] = []
+
+    class Stream:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def wait_stream(self, other: Stream) -> None:
+            asked.append(f"{self.name} waits for {other.name}")
+
+        def wait_event(self, event: str) -> None:
+            asked.append(f"{self.name} waits for {event}")
+
+        def synchronize(self) -> None:
+            asked.append(f"{self.name} is done")
+
+    class Slot:
+        def __init__(self, device: torch.device, copies: Stream) -> None:
+            self.copied, self.computed = "a copy", SimpleNamespace(record=lambda stream: asked.append("scored"))
+
+        def load(self, block: object) -> object:
+            asked.append("load")
+            return block
+
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("compute"))
+    monkeypatch.setattr(blocks, "_Slot", Slot)
+    monkeypatch.setattr(blocks, "move", lambda block, device: block)
+    return asked
+
+
+def block_on(device: str) -> SimpleNamespace:
+    return SimpleNamespace(device=torch.device(device))
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ["cpu"] * 5,
+        ["cpu", "cuda", "cpu"],
+        ["cpu", "cpu", "cpu", "cuda", "cuda", "cpu", "cpu", "cuda"],
+        ["cuda", "cpu"],
+    ],
+    ids=" ".join,
+)
+def test_blocks_in_host_and_in_device_memory_come_once_and_in_order(streams, places):
+    corpus = [block_on(place) for place in places]
+    found = list(blocks.on_device(iter(corpus), torch.device("cuda")))
+    assert [id(block) for block in found] == [id(block) for block in corpus]
+
+
+def test_a_scan_that_ends_early_waits_for_the_copy_under_way(streams):
+    """It gives its buffers back, and the next call may be given them."""
+    scan = blocks.on_device(iter([block_on("cpu") for _ in range(4)]), torch.device("cuda"))
+    next(scan)
+    assert "copies is done" not in streams
+    scan.close()
+    assert streams[-1] == "copies is done"
+
+
+@pytest.mark.gpu
+def test_a_corpus_of_host_and_device_memory_has_the_brute_force_answer():
+    parts = [*halves(documents("masked")), documents("packed")]
+    corpus = [parts[0], blocks.move(parts[1], "cuda"), parts[2]]
+    scores, numbers = search(Q.cuda(), corpus, 50)
+    want = brute_force(torch.cat([maxsim(Q, part) for part in parts], 1), 50)
+    assert torch.equal(scores.cpu(), want[0])
+    assert torch.equal(numbers.cpu(), want[1])
 
 
 @pytest.mark.gpu

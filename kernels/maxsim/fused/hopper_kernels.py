@@ -832,9 +832,8 @@ _SUM_RUNTIME = ("part_ptr", "out_ptr", "Nq", "K", "sums")
 def add_sums(part_ptr, out_ptr, Nq, K, sums, PAIRS: gl.constexpr, num_warps: gl.constexpr):
     """out [Nq, K] from partial sums [Nq, sums, K], fp32, in one order: sums of 64 rows by pairs, then in turn."""
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    blocks = (
-        K + 127
-    ) // 128  # along x alone, which takes 2^31 - 1 programs: y takes 65 535, fewer than some have pairs
+    # along x alone, which takes 2^31 - 1 programs: y takes 65 535, fewer than some have pairs
+    blocks = (K + 127) // 128
     n = gl.program_id(0) // blocks
     k = gl.program_id(0) % blocks * 128 + gl.arange(0, 128, layout=flat)
     inside = k < K

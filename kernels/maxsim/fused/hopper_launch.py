@@ -114,12 +114,14 @@ class Boxes(NamedTuple):
         """Elements from row to row; of a single row as if it were packed, since its stride may be anything."""
         return self.values.stride(0) if self.values.shape[0] > 1 else self.values.shape[1]
 
+    @property
+    def description(self) -> tuple[Any, ...]:
+        """Arguments of `tensor_map` after the address."""
+        return self.values.dtype, *self.values.shape, self.stride, self.rows, self.columns
+
     def encoded(self) -> TensorMap:
         """The tensor map, from the cache where the same memory was described before."""
-        values = self.values
-        R, d = values.shape
-        stride = values.stride(0) if R > 1 else d
-        return tensor_map(values.data_ptr(), values.dtype, R, d, stride, self.rows, self.columns)
+        return tensor_map(self.values.data_ptr(), *self.description)
 
     def descriptor(self) -> Any:
         """The same as triton's own class, for the call that compiles."""

@@ -100,14 +100,14 @@ class _Repeat:
         plan = prepared.plan
         self.index = q.values.get_device()
         q_boxes, d_boxes = Boxes(q.values, plan.G, plan.BK), Boxes(d.values, plan.BR, plan.BK)
-        self.q_box, self.d_box = _described(q_boxes), _described(d_boxes)
+        self.q_box, self.d_box = q_boxes.description, d_boxes.description
         self.score = RepeatedLaunch(
             kernels[0], prepared.grid, [q_boxes.encoded(), d_boxes.encoded()], 6, prepared.integers
         )
         self.add = None
         if plan.sums > 1:
             self.add = RepeatedLaunch(kernels[1], prepared.add_grid, [], 2, (q.count, prepared.sums[2], plan.sums))
-        # "like" a tensor of one element that looks large: half the host time of a shape, a dtype and a device
+        # made "like" a tensor of one element that looks large, for a shape, a dtype and a device take longer to say
         element = _element(q.device)
         self.scores, self.part = element.expand(prepared.shape), element.expand(prepared.sums)
         self.make = torch.zeros_like if plan.added else torch.empty_like
@@ -135,11 +135,6 @@ class _Repeat:
 def _element(device: torch.device) -> Tensor:
     """One number on a device, which the scores of every layout are made like; what it holds is never looked at."""
     return torch.empty(1, dtype=torch.float32, device=device)
-
-
-def _described(boxes: Boxes) -> tuple[Any, ...]:
-    """Arguments of `tensor_map` after the address."""
-    return (boxes.values.dtype, *boxes.values.shape, boxes.stride, boxes.rows, boxes.columns)
 
 
 def _addresses(x: Any) -> tuple[int, int, int]:
