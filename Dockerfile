@@ -1,9 +1,14 @@
 # The artifact in a container: the package, its tests and the committed results, with the versions of constraints.txt.
 #
 #   docker build -t maxsim-bench .
-#   docker run --rm maxsim-bench                                        # processor: smoke grid, interpreter, rankings, report
-#   docker run --rm --gpus all --shm-size 8g -v "$PWD/out:/artifact/results/local" maxsim-bench   # GPU: every element of the paper
-#   docker run --rm --gpus all maxsim-bench make reproduce ELEMENT=tab:fwd
+#   docker run --name maxsim maxsim-bench                              # processor: smoke grid, interpreter, rankings, report
+#   docker run --name maxsim --gpus all --shm-size 8g maxsim-bench     # GPU: every element of the paper; shared memory is for `ddp`
+#   docker run --name maxsim --gpus all maxsim-bench make reproduce ELEMENT=tab:fwd
+#   docker start -a maxsim                                             # goes on where it stopped
+#
+# What it measured and the page stay in the container; this brings them out, and the page is out/figures/local/report.html:
+#
+#   mkdir out && docker cp maxsim:/artifact/results out/ && docker cp maxsim:/artifact/figures out/
 #
 # The wheels of torch bring CUDA with them; the host needs the NVIDIA driver and the container toolkit only.
 FROM python:3.12-slim-bookworm

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from maxsim_bench.backends.registry import backends
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.datasets import DATASETS
-from maxsim_bench.declare.experiment import AXES, PROFILES, DeclarationError, Experiment
+from maxsim_bench.declare.experiment import PROFILES, DeclarationError, Experiment
 from maxsim_bench.declare.load import load_directory, suggest
 from maxsim_bench.planning import describe
 from maxsim_bench.progress import outcome
@@ -102,41 +102,56 @@ def find_cell(beginning: str, folder: Path, results: Path) -> Found:
 
     Raises `DeclarationError` if there is none or more than one.
     """
+    from maxsim_bench.report.declared import Declared  # with the report comes pandas: not for every command
+    from maxsim_bench.report.origins import command
+
     measured: dict[str, list[tuple[str, Row]]] = {}
     for path in sorted([*results.glob("*.csv"), *results.glob("*/*.csv")]):  # deeper ones are details, not stores
         for row in Store(path).rows():
             measured.setdefault(row.cell.hash(), []).append((path.as_posix(), row))
     cells = {digest: rows[0][1].cell for digest, rows in measured.items()}
-    commands: dict[str, str] = {}
-    for experiment in experiments(folder):
-        for profile in reversed(PROFILES):
+    declared = Declared({experiment.name: experiment for experiment in experiments(folder)})
+    for experiment in declared.experiments.values():
+        for profile in PROFILES:
             for gpu in experiment.gpus(profile):
                 for cell in experiment.cells(gpu, profile):
                     cells.setdefault(cell.hash(), cell)
-                    commands.setdefault(cell.hash(), f"maxsim-bench run {experiment.name} --profile {profile}")
     hits = [digest for digest in cells if digest.startswith(beginning)]
     if len(hits) != 1:
         told = f"{len(hits)} cells begin so; give more digits" if hits else "no cell, declared or measured, begins so"
         raise DeclarationError([f"{beginning}: {told}. `maxsim-bench plan` lists them."])
     cell = cells[hits[0]]
-    command = commands.get(hits[0])
-    where = "".join(f" --where {axis}={value}" for axis, value in _axes(cell).items())
-    return Found(cell=cell, rows=measured.get(hits[0], []), command=command and command + where)
-
-
-def _axes(cell: Cell) -> dict[str, object]:
-    given = cell.model_dump(exclude={"experiment", "gpu", "op", "variant", "seed"}, exclude_none=True)
-    return {name: value for name, value in given.items() if name in AXES}
+    return Found(cell=cell, rows=measured.get(hits[0], []), command=command(cell, declared) or None)
 
 
 def found_lines(found: Found) -> list[str]:
-    """The cell, its rows and the command as text."""
+    """The cell, its rows and the command as text; rows that a newer one of their backend replaced stand last."""
     cell = found.cell
     lines = [f"{cell.hash()}  {cell.experiment} {cell.op} on {cell.gpu}", f"  {describe(cell)}"]
-    for path, row in found.rows:
-        lines.append(f"  {row.backend:<16}{outcome(row)}  ({path}, version {row.backend_version})")
+    newest: dict[tuple[Path, str], tuple[str, Row]] = {}
+    for one in found.rows:
+        place = (Path(one[0]).parent, one[1].backend)
+        if place not in newest or _measured(one) > _measured(newest[place]):  # of equals the first, as in the report
+            newest[place] = one
+    kept = {id(row) for _, row in newest.values()}
+    shown = [(path, row) for path, row in found.rows if id(row) in kept]
+    replaced = [(path, row) for path, row in found.rows if id(row) not in kept]
+    lines += [_told(path, row) for path, row in shown]
+    if replaced:
+        lines.append("  replaced by the newer rows above, not in the report:")
+        lines += [_told(path, row) for path, row in sorted(replaced, key=_measured, reverse=True)]
     if not found.rows:
         lines.append("  not measured yet")
     if found.command:
         lines.append(f"  measure it on {cell.gpu}: {found.command}")
     return lines
+
+
+def _measured(found: tuple[str, Row]) -> str:
+    return found[1].measured_at or ""
+
+
+def _told(path: str, row: Row) -> str:
+    when = f", {row.measured_at[:16].replace('T', ' ')} UTC" if row.measured_at else ""
+    where = f", environment {row.environment_id}" if row.environment_id else ""
+    return f"  {row.backend:<16}{outcome(row)}  ({path}, version {row.backend_version}{where}{when})"

@@ -51,9 +51,8 @@ def write(places: Places, *, local: bool, say: Callable[[str], None], pdf: Path 
     made = [build_report([places.results], places.figures, places=beside, readme=places.readme, pdf=pdf, say=say)]
     if local and len(places.roots(local=True)) > 1:
         command = ("maxsim-bench", "report", "--local")
-        made.append(
-            build_report(places.roots(local=True), places.figures / "local", places=beside, command=command, say=say)
-        )
+        roots, out = places.roots(local=True), places.figures / "local"
+        made.append(build_report(roots, out, places=beside, command=command, like=places.figures, say=say))
     return made
 
 

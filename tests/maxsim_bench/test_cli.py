@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 
+from maxsim_bench.catalogue import find_cell
 from maxsim_bench.cli import main
 from maxsim_bench.cli_page import page
 from maxsim_bench.declare.cell import Cell
@@ -329,10 +330,48 @@ def test_show_tells_a_cell_its_rows_and_its_command(invoke: Invoke) -> None:
         f"{HASHES[0]}  tiny forward on h200\n"
         "  Nq=1 B=1 Lq=3 Ld=4 d=8 dtype=fp32 layout=dense pairing=all inputs=random seed=0 timing_policy=cold_l2\n"
         "  eager           0.5 ms  (results/h200/tiny.csv, version v)\n"
-        "  measure it on h200: maxsim-bench run tiny --profile full --where Nq=1 --where B=1 --where Lq=3 "
+        "  measure it on h200: maxsim-bench run tiny --profile paper --force --where Nq=1 --where B=1 --where Lq=3 "
         "--where Ld=4 --where d=8 --where dtype=fp32 --where layout=dense --where pairing=all --where inputs=random "
         "--where timing_policy=cold_l2\n",
     )
+
+
+def test_show_tells_the_newest_row_of_a_backend_from_those_it_replaced(invoke: Invoke) -> None:
+    (plan,) = json.loads(invoke("plan", "--gpu", "h200", "--where", "B=1", "--json").output)
+    old = tiny_row(cell=plan["planned"][0]["cell"], measured_at="2026-01-01T10:00:30+00:00")
+    new = old.model_copy(
+        update={
+            "backend_version": "w",
+            "measured_at": "2026-01-02T10:00:30+00:00",
+            "latency_ms": 0.4,
+            "environment_id": "e",
+        }
+    )
+    Store("results/h200/tiny.csv").append([old, new])
+    assert invoke("show", HASHES[0]).output.splitlines()[2:-1] == [
+        "  eager           0.4 ms  (results/h200/tiny.csv, version w, environment e, 2026-01-02 10:00 UTC)",
+        "  replaced by the newer rows above, not in the report:",
+        "  eager           0.5 ms  (results/h200/tiny.csv, version v, 2026-01-01 10:00 UTC)",
+    ]
+
+
+def test_the_command_of_a_ranking_is_the_one_that_makes_rankings(tmp_path: Path) -> None:
+    row = tiny_row(
+        cell=Cell(
+            experiment="fidelity",
+            gpu="h200",
+            op="fidelity",
+            dataset="scifact",
+            split="test",
+            encoder="minilm",
+            dtype="bf16",
+        ),
+        latency_ms=None,
+    )
+    Store(tmp_path / "results/h200/fidelity.csv").append([row])
+    (tmp_path / "declared").mkdir()
+    found = find_cell(row.cell.hash(), tmp_path / "declared", tmp_path / "results")
+    assert found.command == "maxsim-bench fidelity scifact --encoder minilm --split test --dtype bf16 --force"
 
 
 def test_merge_says_what_it_added_and_refuses_contradictions(invoke: Invoke) -> None:

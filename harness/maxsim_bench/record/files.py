@@ -25,9 +25,10 @@ class StoreError(RuntimeError):
 
 
 @contextmanager
-def hold(path: Path, *, what: str, wait: bool = False) -> Iterator[None]:
+def hold(path: Path, *, what: str, doing: str = "being written", wait: bool = False) -> Iterator[None]:
     """Hold the lock file `path` for the life of the block; raises `StoreError` naming the holder if somebody has it.
 
+    `doing`: what a holder does to it, for the message.
     `wait`: until the holder is done, where two may want the same result and the second finds it made.
 
     The operating system drops the lock when the holder ends, however it ends, so there is no stale one to remove.
@@ -43,7 +44,7 @@ def hold(path: Path, *, what: str, wait: bool = False) -> Iterator[None]:
                 raise StoreError(
                     f"{path}: cannot be locked: {error.strerror}. Put the results on a local disk."
                 ) from None
-            raise StoreError(f"{what} is being written by {_holder(path)}. Wait for it, or stop it.") from None
+            raise StoreError(f"{what} is {doing} by {_holder(path)}. Wait for it, or stop it.") from None
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "command": " ".join(sys.argv)}) + "\n")
         file.flush()

@@ -6,6 +6,7 @@ Room: `report`. May import: record, declare.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -119,6 +120,7 @@ def build_report(
     readme: Path | None = None,
     command: Sequence[str] = COMMAND,
     pdf: Path | None = None,
+    like: Path | None = None,
     say: Callable[[str], None] | None = None,
 ) -> ReportPaths:
     """Write the report of some results folders.
@@ -129,6 +131,7 @@ def build_report(
         readme: a file whose block between the markers is replaced.
         pdf: where the report goes as one document to be read, if anywhere.
         command: what the sidecars name as the command that made them.
+        like: folder of another report, whose figures of the same data are copied: drawing all takes minutes.
         say: told about progress, a line at a time.
 
     Raises:
@@ -142,7 +145,12 @@ def build_report(
     for table in changed:
         if not isinstance(table, Figure):
             _write_table(out, table)
-    drawn = _draw(out, [a for a in changed if isinstance(a, Figure)], say)
+    figures = [a for a in changed if isinstance(a, Figure)]
+    if like is not None:
+        wanted = {figure.name for figure in figures}
+        there = {s.name for s in sidecars if s.name in wanted and _copied(like, out, s)}
+        figures = [figure for figure in figures if figure.name not in there]
+    drawn = _draw(out, figures, say)
     for sidecar in sidecars:
         sidecar.write(out)
     removed = _remove_orphans(out, {sidecar.name for sidecar in sidecars})
@@ -170,6 +178,17 @@ def _up_to_date(out: Path, sidecar: Sidecar) -> bool:
         return False
     folder = (out / sidecar.name).parent
     return all((folder / name).is_file() for name in sidecar.files)
+
+
+def _copied(like: Path, out: Path, sidecar: Sidecar) -> bool:
+    """Copy the files of a figure from another report, if they are up to date there; whether they were."""
+    if not _up_to_date(like, sidecar):
+        return False
+    source, target = (like / sidecar.name).parent, (out / sidecar.name).parent
+    target.mkdir(parents=True, exist_ok=True)
+    for name in sidecar.files:
+        shutil.copyfile(source / name, target / name)
+    return True
 
 
 def _write_table(out: Path, table: Table) -> None:

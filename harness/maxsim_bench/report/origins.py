@@ -135,7 +135,8 @@ def command(cell: Cell, declared: Declared) -> str:
     """The command that measures a cell again, on its card; empty for one that no file declares any more."""
     if cell.op == "fidelity":
         split = f" --split {cell.split}" if cell.split else ""
-        return f"maxsim-bench fidelity {cell.dataset} --encoder {cell.encoder}{split}"
+        dtype = f" --dtype {cell.dtype}" if cell.dtype else ""
+        return f"maxsim-bench fidelity {cell.dataset} --encoder {cell.encoder}{split}{dtype} --force"
     profile = next(
         (
             p

@@ -34,9 +34,9 @@ def device_lock(device_key: str, device_name: str, folder: Path | None = None) -
     path = (folder or Path(tempfile.gettempdir())) / f"maxsim-bench-{digest}.lock"
     with ExitStack() as stack:
         try:
-            stack.enter_context(hold(path, what=f"the lock of {device_name}"))
+            stack.enter_context(hold(path, what=device_name, doing="being measured on"))
         except StoreError as error:
-            raise DeviceBusyError(f"{device_name} is measured on by another run: {error}") from None
+            raise DeviceBusyError(str(error)) from None
         except PermissionError:
             raise DeviceBusyError(
                 f"{device_name} was measured on by another user, whose lock {path.name} in the temporary folder cannot "

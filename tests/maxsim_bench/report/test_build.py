@@ -69,6 +69,16 @@ def test_a_report_that_was_just_built_is_up_to_date_and_building_again_draws_not
     assert built.check() == []
 
 
+def test_figures_of_the_same_data_are_copied_from_another_report_not_drawn(built: Built, tmp_path: Path) -> None:
+    names = ["latency-over-B.pdf", "latency-over-B.png", "latency-over-B.csv"]
+    again = build_report([built.results], tmp_path / "like", like=built.figures)
+    assert again.drawn == 0
+    for name in names:
+        assert (tmp_path / "like/forward" / name).read_bytes() == (built.figures / "forward" / name).read_bytes()
+    (built.figures / "forward" / names[0]).unlink()
+    assert build_report([built.results], tmp_path / "torn", like=built.figures).drawn == 1, "a file is missing there"
+
+
 def test_every_artefact_says_what_made_it_of_which_csv(built: Built) -> None:
     told = json.loads((built.figures / "forward" / "latency-over-B.json").read_text())
     assert told["provenance"]["command"] == "maxsim-bench report"

@@ -300,7 +300,7 @@ def _number(value: float) -> float:
 def _checked(source: str, measured: dict[str, Measured], only: Selection) -> dict[str, Measured]:
     """Refuse an empty run."""
     if not measured and only:
-        raise CompareError(f"{source}: holds no row that was asked for. See what there is with `maxsim-bench show`.")
+        raise CompareError(f"{source}: holds no row that was asked for. Loosen --experiment, --backend or --where.")
     if not measured:
         raise CompareError(
             f"{source}: holds no rows. Is this the right folder? `maxsim-bench run` writes below results/."
