@@ -11,7 +11,8 @@ Room: `report`. May import: record, declare. One file of `experiments/goals/` ho
     metric  = "percent_of_ceiling"          # a column of the rows, or one of DERIVED
     bound   = ">= 95"                       # met only if every row that matches meets it
     against = { backends = ["lik", "eager"] }    # optional: the ratio to the best of these on the same cell, or
-              { when = { layout = "dense" } }    # to the same backend's best row where these conditions hold instead
+              { when = { layout = "dense" } }    # to its own best row where these conditions hold instead, or
+              { same = { dtype = "fp16" } }      # to its row of the cell that differs in these axes alone
     peers   = "59-61 %"                     # optional: what was known of others when the goal was set
     binds   = "..."                         # optional: what binds a row that misses, from counters or an ablation
 
@@ -155,18 +156,19 @@ class Rows(_Strict):
 
 
 class Against(_Strict):
-    """What a ratio is taken to: one of both."""
+    """What a ratio is taken to: one of three."""
 
     backends: Listed = ()
     when: dict[str, Any] = {}
+    same: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _one(self) -> Against:
-        if bool(self.backends) == bool(self.when):
-            raise ValueError("names either backends or conditions (when), one of both")
+        if sum(map(bool, (self.backends, self.when, self.same))) != 1:
+            raise ValueError("names backends, conditions (when) or other values of axes (same), one of the three")
         return self
 
-    @field_validator("when")
+    @field_validator("when", "same")
     @classmethod
     def _conditions(cls, value: dict[str, Any]) -> dict[str, Any]:
         return _as_conditions(value)
@@ -266,6 +268,12 @@ class Assessed:
             return "missed" if self.failed else "not measured"
         return "met" if self.met == self.rows and not self.failed else "missed"
 
+    @property
+    def open(self) -> bool:
+        """Whether the interval of the worst row has numbers on either side of the bound."""
+        ends = [_within(end, self.goal.bound) for end in (self.low, self.high) if end is not None]
+        return len(set(ends)) > 1
+
 
 def read_goals(folder: Path, experiments: Mapping[str, Experiment] | None = None) -> list[Goals]:
     """Every file of a folder, in the order of names; none if there is no such folder.
@@ -327,8 +335,10 @@ def _unknown(goals: Sequence[Goal], experiments: Mapping[str, Experiment] | None
         if not set(goal.rows.experiment) <= experiments.keys():
             continue  # what a command measures is declared nowhere
         free = {axis for name in goal.rows.experiment for axis in experiments[name].free_axes()}
-        elsewhere = {} if goal.against is None else goal.against.when
-        for key, when in (("when", goal.when), ("against.when", elsewhere)):
+        asked = {"when": goal.when}
+        if goal.against is not None:
+            asked |= {"against.when": goal.against.when, "against.same": goal.against.same}
+        for key, when in asked.items():
             for axis, told in condition_mistakes(when, free):
                 yield f"{goal.id}: {key}: {axis}: {told}"
 
@@ -437,6 +447,9 @@ def _others(goal: Goal, row: Row, rows: Sequence[Row]) -> Iterator[Row]:
     assert goal.against is not None
     if goal.against.backends:
         yield from (r for r in rows if r.cell == row.cell and r.backend in goal.against.backends)
+    elif goal.against.same:
+        cell = row.cell.model_copy(update=goal.against.same)
+        yield from (r for r in rows if r.cell == cell and r.backend == row.backend)
     else:
         same = (r for r in rows if _belongs(goal, r, (row.backend,)) and r.cell.gpu == row.cell.gpu)
         yield from (r for r in same if r.cell.dtype == row.cell.dtype and matches(goal.against.when, r.cell))

@@ -160,12 +160,12 @@ def test_what_the_readme_counts_as_measured_was_measured(built: Built, made: Any
         for backend, changes in (("lik", refused), ("fused", refused), ("eager", lost))
     ]
     before = current_block(built.readme) or ""
-    assert before.startswith("Measured rows: 6 on H200. Every number")
+    assert before.startswith("Measured rows: 6 on H200. The newest of each cell")
     Store(built.results / "h200" / "forward.csv").append(rows)
     paths = built.build()
     block = current_block(built.readme) or ""
     assert block.startswith(
-        "Measured rows: 6 on H200; 3 more say why they hold no number (2 unsupported, 1 oom). Every number"
+        "Measured rows: 6 on H200; 3 more say why they hold no number (2 unsupported, 1 oom). The newest of each cell"
     )
     page = paths.page.read_text()
     assert "<p>9 rows, 6 of them measured; the others say why they hold no number. Of the" in page

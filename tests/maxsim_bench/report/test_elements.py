@@ -366,6 +366,42 @@ def test_cells_where_ours_is_slower_are_listed_largest_first(made: Any) -> None:
     assert table.caption.startswith("2 of 3 cells")
 
 
+@pytest.mark.parametrize(
+    ("ours", "slower"),
+    [
+        ({"fused": 2.0}, {("fused", "flash_maxsim_int8"): 2.0}),
+        ({"fused": 2.0, "fused_int8": 0.9}, {}),
+        ({"fused": 2.0, "fused_int8": 1.5}, {("fused_int8", "flash_maxsim_int8"): 1.5}),
+        ({"fused": 3.3, "fused_int8": 0.9}, {("fused", "lik"): 1.1}),
+        ({"fused": 2.0, "fused_fp8": 0.5}, {("fused", "flash_maxsim_int8"): 2.0}),
+    ],
+    ids=["ours of fp16 alone", "ours of codes wins", "ours of codes loses", "fp16 loses, too", "codes of another kind"],
+)
+def test_scores_of_codes_are_compared_with_ours_of_the_same_codes(made: Any, ours: Any, slower: Any) -> None:
+    times = {"flash_maxsim_int8": 1.0, "lik": 3.0, **ours}
+    rows = [
+        made.modelled(made.cell(), "lik").model_copy(update={"backend": backend, "latency_ms": ms})
+        for backend, ms in times.items()
+    ]
+    frame = found(made.results(rows))["losses/slower"].frame
+    told = {(line.backend, line.rival): pytest.approx(line.ratio) for line in frame.itertuples()}
+    assert told == slower
+
+
+def test_first_calls_are_shown_beside_warm_ones(made: Any) -> None:
+    rows = [
+        made.modelled(made.cell("cold_start", variant=f"study=first_call;cache={cache}"), "fused").model_copy(
+            update={"extra": extra}
+        )
+        for cache, extra in (("populated", '{"first_call_s": 2.2}'), ("empty", '{"first_call_s": 7.3}'), ("x", "{}"))
+    ]
+    frame = found(made.results(rows))["cold_start/first_call"].frame
+    assert list(frame["cache"]) == ["empty", "populated"]
+    assert list(frame["seconds"]) == [7.3, 2.2]
+    assert list(frame["latency_ms"]) == [rows[1].latency_ms, rows[0].latency_ms]
+    assert "cold_start/first_call" not in found(made.results(made.sweep([made.cell()], ["fused"])))
+
+
 def test_wrong_throttled_and_wide_rows_are_reported(made: Any) -> None:
     good = made.modelled(made.cell(), "fused")
     wrong = Row(cell=made.cell(), backend="lik", backend_version="1", gpu="x", status="incorrect", error="off by 3")

@@ -12,8 +12,8 @@ from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.declare.load import load_directory
 from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report import names
-from maxsim_bench.report.elements.goals import goal_tables
-from maxsim_bench.report.goals import Goal, Goals, assess, measuring, read_goals
+from maxsim_bench.report.elements.goals import _interval, goal_tables
+from maxsim_bench.report.goals import Assessed, Goal, Goals, assess, measuring, read_goals
 from maxsim_bench.report.load import ReportError, load
 
 ROOT = Path(__file__).parents[3]
@@ -139,6 +139,24 @@ def test_against_the_same_backend_elsewhere(made: Any) -> None:
     assert one.worst == pytest.approx(rates[1000] / rates[10_000])
 
 
+def test_against_the_cell_that_differs_in_one_axis(made: Any) -> None:
+    """Each bf16 row against the fp16 row of its own shape, and one without such a row says nothing."""
+    cells = [made.cell(B=B, dtype=dtype) for B in (1000, 10_000) for dtype in ("bf16", "fp16")]
+    results = made.results(made.sweep([*cells, made.cell(B=20_000, dtype="bf16")], ["eager", "fused"]))
+    one = assess([goal(bound=">= 0.97", when={"dtype": "bf16"}, against={"same": {"dtype": "fp16"}})], results)[0]
+    times = {(row.cell.B, row.cell.dtype): row.latency_ms for row in results.rows if row.backend == "fused"}
+    ratios = [times[B, "fp16"] / times[B, "bf16"] for B in (1000, 10_000)]
+    assert (one.rows, one.worst, one.best) == (2, pytest.approx(min(ratios)), pytest.approx(max(ratios)))
+
+
+@pytest.mark.parametrize(("bound", "told"), [(">= 1", ", spans the bound"), (">= 0.5", ""), (">= 2", "")])
+def test_an_interval_that_spans_the_bound_says_so(made: Any, bound: str, told: str) -> None:
+    row = made.modelled(made.cell(), "fused")
+    one = Assessed(goal(bound=bound), 1.01, 1.2, 1, 1, 0, row, low=0.989, high=1.04)
+    assert one.open == bool(told)
+    assert _interval(one) == f"0.989 to 1.04{told}"
+
+
 def test_memory_beyond_the_scores_counts_partial_sums(made: Any) -> None:
     results = made.results(made.sweep([made.cell(Lq=1024)], ["fused"]))
     one = assess([goal(metric="bytes_beyond_scores", bound="<= 1e6")], results)[0]
@@ -252,7 +270,9 @@ def test_memory_of_a_search_is_flat_if_it_grows_by_a_tenth_at_most(made: Any, la
         ('when = { dtype = "fp61" }', "g: when: dtype: 'fp61' never holds: input should be 'fp16'"),
         ('when = { dtype = "> 5" }', "g: when: dtype: '> 5' compares whole numbers, and dtype is none"),
         ("when = { B = [] }", r"g: when: B: \[\] never holds"),
-        ("against = {}", "g: against: names either backends or conditions"),
+        ("against = {}", "g: against: names backends, conditions"),
+        ('against = { backends = "fused", same = { dtype = "fp16" } }', "g: against: .* one of the three"),
+        ("against = { same = { Ldd = 3 } }", "g: against.same: Ldd: unknown axis. Did you mean 'Ld'"),
         ("speed = 3", "speed: Extra inputs"),
         ('only = { idealms = ">= 1" }', "neither a column"),
         ('only = { status = ">= 1" }', "g: only: 'status' is neither a column of numbers"),

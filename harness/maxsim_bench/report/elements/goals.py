@@ -48,6 +48,8 @@ def goal_tables(
             f"{met} of {len(assessed)} goals are met by every row that they speak of: the newest of each cell, also "
             "where it was measured without the peers, by the ceilings of its own run."
         )
+        if any(entry.open for entry in assessed):
+            caption += " Where the interval spans the bound, the verdict is on the median alone."
         yield Table(f"goals/{one.name}", one.title, columns, frame, tuple(sources), caption)
 
 
@@ -61,7 +63,7 @@ def _line(entry: Assessed, experiments: Mapping[str, Experiment]) -> dict[str, A
         "goal": goal.text,
         "bound": goal.bound,
         "worst": entry.worst,
-        "interval": "" if entry.low is None or entry.high is None else f"{shown(entry.low)} to {shown(entry.high)}",
+        "interval": _interval(entry),
         "best": entry.best,
         "rows": ", ".join(counted),
         "verdict": entry.verdict,
@@ -70,6 +72,12 @@ def _line(entry: Assessed, experiments: Mapping[str, Experiment]) -> dict[str, A
         "peers": goal.peers,
         "binds": beside.get(entry.verdict, ""),
     }
+
+
+def _interval(entry: Assessed) -> str:
+    if entry.low is None or entry.high is None:
+        return ""
+    return f"{shown(entry.low)} to {shown(entry.high)}" + (", spans the bound" if entry.open else "")
 
 
 def _place(cell: dict[str, Any]) -> str:
