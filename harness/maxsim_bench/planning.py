@@ -99,7 +99,7 @@ def outline(experiment: Experiment, gpu: str, profile: ProfileName, filters: Fil
         planned=planned,
         left_out=plan.left_out,
         elsewhere={g: len(select(experiment.plan(g, profile), conditions, filters.backends)) for g in others},
-        command=filters.command([experiment.name], profile, "fidelity" if experiment.op == "fidelity" else "run"),
+        command=filters.command([experiment.name], profile, experiment.verb),
         idle=[rule.why for rule in experiment.idle()],
         seconds=plan_seconds(Plan(planned=planned, left_out=[]), under.timing),
     )

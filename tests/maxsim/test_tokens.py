@@ -303,9 +303,13 @@ def test_lengths_and_offsets_of_any_strides_lie_one_after_the_other():
     assert tokens(x, lengths=column).lengths.tolist() == [1, 4, 2]
 
 
-def test_a_view_with_the_negative_bit_is_read_with_its_sign():
-    """The imaginary part of a conjugate is the memory of the number itself, and a bit that says minus."""
-    z = torch.complex(torch.ones(2, 3, 4), torch.full((2, 3, 4), 2.0))
+@pytest.mark.parametrize("d", [1, 4])
+def test_a_view_with_the_negative_bit_is_read_with_its_sign(d):
+    """The imaginary part of a conjugate is the memory of the number itself, and a bit that says minus.
+
+    Tokens of one number are viewed where they lie; of several, every second is copied, which resolves the bit.
+    """
+    z = torch.complex(torch.ones(2, 3, d), torch.full((2, 3, d), 2.0))
     x = z.conj().imag
     assert x.is_neg()
     batch = tokens(x)

@@ -18,7 +18,8 @@ from maxsim_bench.declare.experiment import Plan, Timing
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 # Start-up, inputs, the correctness checks and the memory pass: about this much beside the samples.
 OVERHEAD_S = 0.5
-# A corpus in host memory, in GB/s: its copies to a card, and drawing, checking and quantising it for one backend.
+# A corpus in host memory, in GB/s: its copies to a card, and drawing, checking and quantising it for one backend; of
+# the order of what sweeps of search_scaling and out_of_core took on the host of an H200.
 HOST_COPY_GBS = 25.0
 HOST_FILL_GBS = 1.0
 

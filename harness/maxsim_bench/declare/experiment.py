@@ -202,6 +202,11 @@ class Experiment(_Declared):
     profiles: dict[Literal["smoke", "paper"], Profile] = {}
     source: str = ""  # the file it came from, for messages
 
+    @property
+    def verb(self) -> Literal["run", "fidelity"]:
+        """The command of `maxsim-bench` that measures it: rankings have one of their own."""
+        return "fidelity" if self.op == "fidelity" else "run"
+
     def failed(self, row: FailedRow) -> bool:
         """Whether the row counts against the exit code: a failure that no declaration allows."""
         return row.status in FAILURES and not any(a.allows(row) for a in self.allow)

@@ -15,8 +15,8 @@ from maxsim_bench.declare.load import load_directory
 
 def measuring(experiment: Experiment, profile: ProfileName) -> str:
     """The command that measures an experiment on the card at hand; rankings have one of their own."""
-    run = "fidelity" if experiment.op == "fidelity" else f"run {experiment.name}"
-    return f"maxsim-bench {run} --profile {profile}"
+    named = "" if experiment.verb == "fidelity" else f" {experiment.name}"
+    return f"maxsim-bench {experiment.verb}{named} --profile {profile}"
 
 
 @dataclass

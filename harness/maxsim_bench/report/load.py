@@ -60,6 +60,11 @@ class Results:
     warnings: tuple[str, ...] = ()
     contradictions: tuple[str, ...] = ()
 
+    @property
+    def measured(self) -> pd.DataFrame:
+        """The lines of the frame that are no refusal, failure or gap."""
+        return self.frame[self.frame["status"] == "ok"]
+
     def samples(self, source: str) -> dict[str, Any]:
         """Row key → raw samples of one CSV; empty where none were kept. ReportError for some that no timer gives."""
         found = read_samples(self.paths[source])

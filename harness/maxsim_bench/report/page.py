@@ -95,7 +95,7 @@ def write_page(page: Page, path: Path) -> Path:
         coverage=covered,
         protocol=PROTOCOL,
         rows=len(frame),
-        measured=int((frame["status"] == "ok").sum()),
+        measured=len(page.results.measured),
         link=page.origins.link,
         page_of=page.origins.page_of,
     )  # fmt: skip

@@ -74,7 +74,7 @@ def write_pdf(report: Report, figures: Path, path: Path) -> Path:
 
 def _summary(out: Sheets, report: Report) -> None:
     counts, frame = report.ledger.counts(), report.results.frame
-    measured = int((frame["status"] == "ok").sum())
+    measured = len(report.results.measured)
     out.heading("Summary")
     out.paragraph(
         f"{len(frame)} rows, {measured} of them measured. Of the published numbers {counts['holds']} hold, "

@@ -29,7 +29,7 @@ def readme_block(results: Results, made: Sequence[Artefact], verdicts: Ledger, f
     figures = {a.name: a for a in made if isinstance(a, Figure)}
     shown = [t for name, t in tables.items() if name.startswith("summary/")]
     frame = results.frame
-    measured = frame[frame["status"] == "ok"].groupby("device").size()
+    measured = results.measured.groupby("device").size()
     without = frame.loc[frame["status"] != "ok", "status"].value_counts()
     return templates().get_template("readme.md.j2").render(
         tables=[(_below_bold_title(t), WHOLE.get(t.name, "")) for t in shown],

@@ -182,7 +182,9 @@ class _Sweep:
 
         What rows could not be added to is told before anything is measured, which would be lost.
         """
-        self.store.rows(), read_samples(self.store.path), read_environments(self.store.path.parent)
+        self.store.rows()
+        read_samples(self.store.path)
+        read_environments(self.store.path.parent)
         self.hello = self.executor.open()
         stack.enter_context(device_lock(self.hello.device_key, self.hello.device_name, self.options.lock_folder))
         facts = dict(self.hello.environment)

@@ -186,7 +186,7 @@ class DirectLaunch:
         self.lock = Lock()
         self.waits = "griddepcontrol.wait" in ptx
         self.launch = _driver().cuLaunchKernelEx
-        self.calls: dict[tuple[tuple[int, int], int], tuple[Any, ...]] = {}
+        self.kept = lru_cache(maxsize=_MOST_CALLS)(lambda grid, stream: self.call(grid, stream, self.arguments))
 
     def room(self) -> tuple[ctypes.Array[ctypes.c_char], ctypes.Array[ctypes.c_void_p]]:
         """A buffer for arguments, and the address of each in it."""
@@ -202,16 +202,9 @@ class DirectLaunch:
             self.pack(self.buffer, 0, *values, 0, 0)
             for place, one in zip(self.maps, maps, strict=True):
                 self.arguments[place] = one.address
-            code = self.launch(*(self.calls.get((grid, stream)) or self._call(grid, stream)))
+            code = self.launch(*self.kept(grid, stream))
         if code:
             _check("cuLaunchKernelEx", code)
-
-    def _call(self, grid: tuple[int, int], stream: int) -> tuple[Any, ...]:
-        """`call` with the buffer of `__call__`, kept for the next time."""
-        if len(self.calls) >= _MOST_CALLS:
-            self.calls.clear()
-        made = self.calls[grid, stream] = self.call(grid, stream, self.arguments)
-        return made
 
     def call(self, grid: tuple[int, int], stream: int, arguments: ctypes.Array[ctypes.c_void_p]) -> tuple[Any, ...]:
         """What `cuLaunchKernelEx` takes for a grid, a stream and the addresses of the arguments."""
@@ -233,7 +226,7 @@ class RepeatedLaunch:
         integers: tuple[int, ...],
     ) -> None:
         """`maps`: with the extents of those that every call brings; `pointers`: its addresses, before `integers`."""
-        self.direct, self.grid, self.maps, self.launch = direct, grid, direct.maps, direct.launch
+        self.maps, self.launch = direct.maps, direct.launch
         self.buffer, self.arguments = direct.room()
         extents = [value for one in maps for value in one.extent]
         direct.pack(self.buffer, 0, *extents, *[0] * pointers, *integers, 0, 0)
@@ -241,7 +234,7 @@ class RepeatedLaunch:
         assert direct.kinds[first : first + pointers] == ["Q"] * pointers, "addresses lie side by side"
         self.first, self.pack = direct.offsets[first], struct.Struct(f"={pointers}Q").pack_into
         self.lock = Lock()
-        self.calls: dict[int, tuple[Any, ...]] = {}
+        self.kept = lru_cache(maxsize=_MOST_CALLS)(lambda stream: direct.call(grid, stream, self.arguments))
 
     def __call__(self, stream: int, maps: Sequence[TensorMap], pointers: Sequence[int]) -> None:
         """Launch on a stream."""
@@ -250,15 +243,9 @@ class RepeatedLaunch:
             self.pack(self.buffer, self.first, *pointers)
             for place, one in zip(self.maps, maps, strict=True):
                 arguments[place] = one.address
-            code = self.launch(*(self.calls.get(stream) or self._call(stream)))
+            code = self.launch(*self.kept(stream))
         if code:
             _check("cuLaunchKernelEx", code)
-
-    def _call(self, stream: int) -> tuple[Any, ...]:
-        if len(self.calls) >= _MOST_CALLS:
-            self.calls.clear()
-        made = self.calls[stream] = self.direct.call(self.grid, stream, self.arguments)
-        return made
 
 
 class Kernel:

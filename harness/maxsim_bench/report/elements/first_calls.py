@@ -5,7 +5,6 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 
 import pandas as pd
@@ -13,6 +12,7 @@ import pandas as pd
 from maxsim_bench.declare.experiment import axis_of
 from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
+from maxsim_bench.report.goals import metric_of
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import Column, Table
 
@@ -23,7 +23,7 @@ def first_calls(results: Results) -> Iterator[Table]:
     chosen = results.experiment("cold_start")
     lines = []
     for row in chosen.rows:
-        seconds = json.loads(row.extra or "{}").get("first_call_s")
+        seconds = metric_of(row, "extra.first_call_s")
         if row.status == "ok" and seconds is not None:
             lines.append(
                 {
