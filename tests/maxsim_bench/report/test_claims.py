@@ -581,14 +581,45 @@ def test_a_piece_of_a_backward_pass_is_its_share_of_all_three(paper: Paper, made
     assert "the piece dd was not measured" in verdict(one, paper, made.results(rows[:2])).why
 
 
-def test_computed_traffic_stands_beside_what_counters_saw(paper: Paper, made: Any) -> None:
+@pytest.mark.parametrize(
+    ("counted", "expected"), [(0.271, "holds"), (0.524, "differs"), (0.131, "better")], ids=["once", "twice", "half"]
+)
+def test_traffic_is_judged_by_counters_beside_the_arithmetic(
+    paper: Paper, made: Any, counted: float, expected: str
+) -> None:
     row = made.modelled(made.cell("traffic", Lq=1024, Ld=1024), "flash_maxsim")
-    counted = row.model_copy(update={"extra": '{"hbm_gb_counted": 0.271}'})
     one = claim(paper_element="tab:traffic", experiment="traffic", metric="hbm_gb", value="0.262", unit="GB")
-    entry = verdict(one, paper, made.results([counted]))
-    assert entry.verdict == "holds"
-    assert "counted by hardware: 0.2710 GB on H200" in entry.reading
-    assert "no hardware counter" in verdict(one, paper, made.results([row])).reading
+    entry = verdict(one, paper, made.results([with_counted(row, counted)]))
+    assert (entry.verdict, float(entry.measured)) == (expected, counted)
+    assert (entry.measured_by, entry.measured_on, entry.source) == ("flash-maxsim", "H200", "h200/traffic.csv")
+    assert entry.why.startswith("counted by hardware")
+    assert "computed, as published: 0.2624 GB, holds" in entry.reading
+
+
+def test_traffic_that_no_counter_saw_is_computed_and_says_so(paper: Paper, made: Any) -> None:
+    row = made.modelled(made.cell("traffic", Lq=1024, Ld=1024), "flash_maxsim")
+    one = claim(paper_element="tab:traffic", experiment="traffic", metric="hbm_gb", value="0.262", unit="GB")
+    entry = verdict(one, paper, made.results([row]))
+    assert (entry.verdict, entry.measured_by, entry.measured) == ("holds", "arithmetic", "0.2624")
+    assert "no hardware counter" in entry.reading
+
+
+def test_a_ratio_of_traffic_is_that_of_two_counts(paper: Paper, made: Any) -> None:
+    cell = made.cell("traffic", Lq=1024, Ld=1024)
+    eager, flash = (made.modelled(cell, backend) for backend in ("eager_tf32", "flash_maxsim"))
+    one = claim(
+        paper_element="tab:traffic", experiment="traffic", metric="hbm_ratio", value="33.0", unit="x", dtype="",
+        baseline="eager_fp32_tf32",
+    )  # fmt: skip
+    entry = verdict(one, paper, made.results([with_counted(eager, 8.9), with_counted(flash, 0.5)]))
+    assert (entry.verdict, entry.measured) == ("differs", "17.80")
+    alone = verdict(one, paper, made.results([eager, with_counted(flash, 0.5)]))
+    assert (alone.verdict, alone.measured_by) == ("holds", "arithmetic")
+
+
+def with_counted(row: Row, gigabytes: float) -> Row:
+    """The row as if counters had been read."""
+    return row.model_copy(update={"extra": json.dumps({"hbm_gb_computed": 0.262, "hbm_gb_counted": gigabytes})})
 
 
 def test_a_superseded_claim_is_for_audit_only(paper: Paper, colpali: Results) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -400,6 +401,29 @@ def test_first_calls_are_shown_beside_warm_ones(made: Any) -> None:
     assert list(frame["seconds"]) == [7.3, 2.2]
     assert list(frame["latency_ms"]) == [rows[1].latency_ms, rows[0].latency_ms]
     assert "cold_start/first_call" not in found(made.results(made.sweep([made.cell()], ["fused"])))
+
+
+def test_traffic_that_was_counted_stands_beside_what_is_computed(made: Any) -> None:
+    cell = made.cell("traffic", Lq=128, Ld=1024)
+    told = {
+        "eager_tf32": {"hbm_gb_computed": 1.3, "hbm_gb_counted": 1.5, "hbm_read_gb": 1.0, "hbm_written_gb": 0.5},
+        "fused": {"hbm_gb_computed": 0.26, "hbm_gb_counted": 0.3, "hbm_read_gb": 0.3, "hbm_written_gb": 0.0},
+        "flash_maxsim": {"hbm_gb_computed": 0.26},
+        "lik": {},
+    }
+    rows = [
+        made.modelled(cell, backend).model_copy(update={"extra": json.dumps(extra), "latency_ms": 0.1})
+        for backend, extra in told.items()
+    ]
+    table = found(made.results(rows))["traffic/bytes"]
+    lines = table.frame.set_index("backend")
+    assert list(lines.index) == ["eager_tf32", "flash_maxsim", "fused"]
+    assert lines.loc["fused", "computed_ratio"] == pytest.approx(5.0)
+    assert lines.loc["fused", "counted_ratio"] == pytest.approx(5.0)
+    assert lines.loc["eager_tf32", "rate"] == pytest.approx(1.5 / 1e-4)
+    assert lines.loc["flash_maxsim", ["counted", "counted_ratio", "rate"]].isna().all()
+    assert table.element == "tab:traffic"
+    assert "traffic/bytes" not in found(made.results(made.sweep([made.cell()], ["fused"])))
 
 
 def test_wrong_throttled_and_wide_rows_are_reported(made: Any) -> None:

@@ -25,6 +25,8 @@ Verdict = Literal["holds", "better", "differs", "other hardware", "not measured"
 VERDICTS: tuple[Verdict, ...] = ("holds", "better", "differs", "other hardware", "not measured", "superseded")
 FOOTPRINT = Peak(resident=("inputs",))
 _FAILED_FITS = ("oom", "skipped")
+_ARITHMETIC = "arithmetic"  # classes of tolerances.toml: what follows from sizes, and what counters may tell as well
+_TRAFFIC = ("traffic", "traffic_ratio")
 _REFUSED = ("unsupported", "error")
 
 
@@ -182,12 +184,9 @@ def _remedy(claim: Claim, context: _Context, *, again: bool) -> str:
 def _judged(claim: Claim, context: _Context) -> _Found:
     paper, index = context.paper, context.index
     tolerance = paper.tolerances[claim.metric]
-    computed = arithmetic(claim) if tolerance.name == "arithmetic" else None
-    if computed is not None and claim.number is not None:
-        verdict, why = _compare(claim, claim.number, computed, tolerance)
-        told = _Found(names.number(computed, 4), "arithmetic", "no card", comparable="yes: it follows from sizes alone",
-                      verdict=verdict, why=why)  # fmt: skip
-        return _counted(claim, told, context)
+    computed = _computed(claim, paper)
+    if computed is not None:
+        return _counted(claim, computed, context) if tolerance.name in _TRAFFIC else computed
     found = answer(claim, paper, index)
     if claim.metric == "first_oom_B":
         return _first_oom(claim, found, context)
@@ -331,19 +330,34 @@ def _replaced(claim: Claim, row: Row, base: Row, found: Answer, context: _Contex
     return asked.in_turn(base) not in (base, None)
 
 
-def _counted(claim: Claim, told: _Found, context: _Context) -> _Found:
-    """Beside computed traffic what hardware counters saw, where a row holds it."""
-    if claim.metric != "hbm_gb":
-        return told
+def _computed(claim: Claim, paper: Paper) -> _Found | None:
+    """The verdict on a number that follows from the claim's own sizes; None for one that does not."""
+    number = arithmetic(claim) if paper.tolerances[claim.metric].name in (_ARITHMETIC, *_TRAFFIC) else None
+    if number is None or claim.number is None:
+        return None
+    width = next(tolerance for tolerance in paper.tolerances.values() if tolerance.name == _ARITHMETIC)
+    verdict, why = _compare(claim, claim.number, number, width)
+    return _Found(names.number(number, 4), "arithmetic", "no card", comparable="yes: it follows from sizes alone",
+                  verdict=verdict, why=why)  # fmt: skip
+
+
+def _counted(claim: Claim, computed: _Found, context: _Context) -> _Found:
+    """The verdict on what hardware counters saw, the published arithmetic beside it; without counters that alone."""
     try:
         found = answer(claim, context.paper, context.index)
         counted = _number(claim, found.rows, found, context)
     except (NoAnswer, NoValue):
-        told.also("computed, as published; no hardware counter was read")
-        return told
-    there = _told(found, context.index)
-    told.cell, told.source = there.cell, there.source
-    told.also(f"computed, as published; counted by hardware: {names.number(counted, 4)} GB on {there.measured_on}")
+        computed.also("computed, as published; no hardware counter was read")
+        return computed
+    tolerance = context.paper.tolerances[claim.metric]
+    told = _told(found, context.index)
+    told.measured = names.number(counted, 4)
+    _beside(claim, told, found, context)
+    told.comparable = "yes: the bytes of a call compare across cards, up to what caches keep and tuning chooses"
+    assert claim.number is not None, "a number that was computed"
+    told.verdict, why = _compare(claim, claim.number, counted, tolerance)
+    told.why = f"counted by hardware: {why}"
+    told.also(f"computed, as published: {computed.measured} {claim.unit}, {computed.verdict} ({computed.why})")
     return told
 
 

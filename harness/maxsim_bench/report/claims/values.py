@@ -22,6 +22,7 @@ from maxsim_bench.report.claims.paper import Answering, Claim, Peak
 from maxsim_bench.report.load import Results
 
 GIB = 2.0**30
+COUNTED_GB = "hbm_gb_counted"  # of a row's extra: bytes from and to the card's memory in one call, by its counters
 _RESIDENT: dict[str, Callable[[Row], int]] = {
     "inputs": lambda row: row.input_bytes or 0,
     "prepared": lambda row: row.prepare_bytes or 0,
@@ -288,7 +289,8 @@ METRICS: dict[str, Callable[[Asked], float]] = {
     "gradient_gb_per_s": _column("achieved_gbs"),
     "share_of_backward": _share,
     "residual_transient_gb": _residual_gb,
-    "hbm_gb": _extra("hbm_gb_counted"),
+    "hbm_gb": _extra(COUNTED_GB),
+    "hbm_ratio": lambda asked: replace(asked, row=_baseline(asked)).extra(COUNTED_GB) / asked.extra(COUNTED_GB),
     "mean_doc_len": _mean_tokens,
     "fill_ratio": lambda asked: _mean_tokens(asked) / (asked.row.cell.Ld or 1),
     "error_ratio": _error_ratio,
