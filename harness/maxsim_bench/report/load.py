@@ -84,6 +84,10 @@ class Results:
                 return name, _queries(path)
         return None
 
+    def before(self) -> Results:
+        """The measurement before the newest of each cell and backend; nothing of what was measured once."""
+        return results_of(newest(self.earlier), self.paths, self.environments)
+
     def only(self, mask: pd.Series) -> Results:
         """The rows where `mask` (aligned with the frame) holds."""
         kept = [row for row, wanted in zip(self.rows, mask, strict=True) if wanted]

@@ -1,24 +1,29 @@
 """Hardware counters of one call: Nsight Compute around a process of its own that makes nothing but this call.
 
-Room: `run`. May import: declare, record, measure, backends. `python -m maxsim_bench.run.counters CELL BACKEND` is that
-process: CELL is the cell as JSON.
+Room: `run`. May import: declare, record, measure, backends. `python -m maxsim_bench.run.counters CELL BACKEND TUNED` is
+that process: CELL is the cell as JSON, TUNED a file of what the tuners of the asking process chose, so that what is
+counted is the launch that was timed: under Nsight Compute a tuner may choose another.
 """
 
 from __future__ import annotations
 
 import csv
+import json
 import shutil
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.run import tuned
 
 METRICS = ("dram__bytes_read.sum", "dram__bytes_write.sum")
 _TIMEOUT_S = 120.0
 _TOOLKIT = "/usr/local/cuda/bin"
 _DENIED = "ERR_NVGPUCTRPERM"  # the driver lets nobody but an administrator read counters
 _denials: list[str] = []  # what the driver said in this process: asking again costs a start of torch and a compilation
-_WARMUP_CALLS = 3  # compilation, and a peer's tuning, happen before the counters run
+_WARMUP_CALLS = 3  # compilation happens before the counters run
 
 
 def dram_bytes(cell: Cell, backend: str, device: str) -> tuple[float, float] | str:
@@ -34,15 +39,18 @@ def dram_bytes(cell: Cell, backend: str, device: str) -> tuple[float, float] | s
         return f"ncu is neither on the path nor in {_TOOLKIT}"
     if _denials:
         return _denials[0]
-    command = [
-        ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
-        "--profile-from-start", "off", "--metrics", ",".join(METRICS),
-        sys.executable, "-m", "maxsim_bench.run.counters", cell.model_dump_json(), backend,
-    ]  # fmt: skip
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    except subprocess.TimeoutExpired:
-        return f"ncu took more than {_TIMEOUT_S:.0f} s"
+    with tempfile.TemporaryDirectory(prefix="maxsim-bench-") as folder:
+        choices = Path(folder) / "tuned.json"
+        choices.write_text(json.dumps(tuned.choices()))
+        command = [
+            ncu, "--csv", "--page", "raw", "--print-units", "base", "--clock-control", "none",
+            "--profile-from-start", "off", "--metrics", ",".join(METRICS),
+            sys.executable, "-m", "maxsim_bench.run.counters", cell.model_dump_json(), backend, str(choices),
+        ]  # fmt: skip
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired:
+            return f"ncu took more than {_TIMEOUT_S:.0f} s"
     found = parse(done.stdout)
     if found is None:
         lines = (done.stdout + done.stderr).strip().splitlines()
@@ -80,6 +88,7 @@ def main() -> None:
     from maxsim_bench.run.cell_inputs import draw_inputs
 
     cell = Cell.model_validate_json(sys.argv[1])
+    tuned.choose([tuned.Choice(*one) for one in json.loads(Path(sys.argv[3]).read_text())])
     call = get(sys.argv[2]).prepare(cell, draw_inputs(cell, "cuda", 0))
     for _ in range(_WARMUP_CALLS):
         call()

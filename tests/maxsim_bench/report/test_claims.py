@@ -617,6 +617,22 @@ def test_a_ratio_of_traffic_is_that_of_two_counts(paper: Paper, made: Any) -> No
     assert (alone.verdict, alone.measured_by) == ("holds", "arithmetic")
 
 
+def test_a_count_that_the_card_cannot_have_moved_in_that_time_judges_nothing(paper: Paper, made: Any) -> None:
+    """An H200's memory moves 4.8 TB/s: 0.5 GB take more than the 0.1 ms of this call, and not more than 0.2 ms."""
+    cell = made.cell("traffic", Lq=128, Ld=1024)
+    rows = {
+        ms: with_counted(made.modelled(cell, "flash_maxsim").model_copy(update={"latency_ms": ms}), 0.5)
+        for ms in (0.1, 0.2)
+    }
+    one = claim(
+        paper_element="tab:traffic", experiment="traffic", metric="hbm_gb", value="0.262", unit="GB", Lq=128, Ld=1024
+    )
+    entry = verdict(one, paper, made.results([rows[0.1]]))
+    assert (entry.verdict, entry.measured_by) == ("holds", "arithmetic")
+    assert "another launch was counted than timed" in entry.reading
+    assert verdict(one, paper, made.results([rows[0.2]])).verdict == "differs"
+
+
 def with_counted(row: Row, gigabytes: float) -> Row:
     """The row as if counters had been read."""
     return row.model_copy(update={"extra": json.dumps({"hbm_gb_computed": 0.262, "hbm_gb_counted": gigabytes})})

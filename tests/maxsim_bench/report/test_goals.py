@@ -366,3 +366,20 @@ def test_times_of_one_cell_are_compared_round_by_round_with_an_interval(tmp_path
     assert (one.worst, one.low, one.high) == pytest.approx((3.0, 3.0, 3.0))
     (table,) = goal_tables(load([root]), [Goals(title="t", goals=(one.goal,), name="n")])
     assert table.frame["interval"].to_list() == ["3.00 to 3.00"]
+
+
+def test_the_measurement_before_stands_beside_the_newest(tmp_path: Path, made: Any) -> None:
+    """Three runs of three versions: of each cell the one before the last, and of what was measured once nothing."""
+    rows = [
+        made.modelled(made.cell(B=B), "fused").model_copy(
+            update={"backend_version": str(run), "measured_at": f"2026-01-0{run}T00:00:00Z", "latency_ms": ms}
+        )
+        for run, B, ms in ((1, 1000, 9.0), (2, 1000, 3.0), (2, 2000, 5.0), (3, 1000, 1.0), (3, 2000, 2.0))
+    ]
+    results = load([made.written(tmp_path, rows)])
+    asked = (goal(bound="<= 4"), goal(id="h", bound="<= 4", against={"backends": ["fused"]}))
+    frame = next(goal_tables(results, [Goals(title="t", goals=asked)])).frame
+    assert list(frame["before"]) == ["5.00, 1 of 2", ""]
+    assert list(frame["worst"])[:1] == [2.0]
+    once = load([made.written(tmp_path / "once", rows[-1:])])
+    assert list(next(goal_tables(once, [Goals(title="t", goals=asked[:1])])).frame["before"]) == [""]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ from maxsim_bench.declare.cell import Cell
 from maxsim_bench.run import counters
 from maxsim_bench.run.counters import dram_bytes, parse
 from maxsim_bench.run.studies import REPEATS, StudyError, studied
+from maxsim_bench.run.tuned import Choice
 
 EAGER = registry.get("eager")
 
@@ -74,11 +77,28 @@ def test_what_keeps_counters_from_being_read_is_told(
 
     monkeypatch.setattr(counters.subprocess, "run", run)
     assert dram_bytes(make_cell(), "eager", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
-    assert Cell.model_validate_json(commands[0][-2]) == make_cell()
-    assert commands[0][-1] == "eager"
+    assert Cell.model_validate_json(commands[0][-3]) == make_cell()
+    assert commands[0][-2] == "eager"
     assert commands[0][0] == "/usr/local/cuda/bin/ncu", "which CUDA's toolkit puts on no path"
     assert dram_bytes(make_cell(), "fused", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
     assert len(commands) == 1, "who may not read counters for one backend may not for the next"
     monkeypatch.setattr(counters, "_denials", [])
     monkeypatch.setattr(counters.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a[0], 0, PAGE, ""))
     assert dram_bytes(make_cell(), "eager", "cuda") == parse(PAGE)
+
+
+def test_the_counted_call_launches_what_this_process_tuned(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        told.append(Path(command[-1]).read_text())
+        return subprocess.CompletedProcess(command, 0, PAGE, "")
+
+    monkeypatch.setattr(counters, "_denials", [])
+    monkeypatch.setattr(counters.shutil, "which", lambda name, path=None: "ncu")
+    monkeypatch.setattr(counters.subprocess, "run", run)
+    monkeypatch.setattr(counters.tuned, "choices", lambda: [Choice("peer", "kernel", (128, "torch.float16"), 1)])
+    assert dram_bytes(make_cell(), "flash_maxsim", "cuda") == parse(PAGE)
+    assert json.loads(told[0]) == [["peer", "kernel", [128, "torch.float16"], 1]]

@@ -345,20 +345,22 @@ def _counted(claim: Claim, computed: _Found, context: _Context) -> _Found:
     """The verdict on what hardware counters saw, the published arithmetic beside it; without counters that alone."""
     try:
         found = answer(claim, context.paper, context.index)
-        counted = _number(claim, found.rows, found, context)
-    except (NoAnswer, NoValue):
-        computed.also("computed, as published; no hardware counter was read")
+        number = _number(claim, found.rows, found, context)
+    except (NoAnswer, NoValue) as told:
+        computed.also(
+            f"computed, as published; {told if isinstance(told, NoValue) else 'no hardware counter was read'}"
+        )
         return computed
     tolerance = context.paper.tolerances[claim.metric]
-    told = _told(found, context.index)
-    told.measured = names.number(counted, 4)
-    _beside(claim, told, found, context)
-    told.comparable = "yes: the bytes of a call compare across cards, up to what caches keep and tuning chooses"
+    counted = _told(found, context.index)
+    counted.measured = names.number(number, 4)
+    _beside(claim, counted, found, context)
+    counted.comparable = "yes: the bytes of a call compare across cards, up to what caches keep and tuning chooses"
     assert claim.number is not None, "a number that was computed"
-    told.verdict, why = _compare(claim, claim.number, counted, tolerance)
-    told.why = f"counted by hardware: {why}"
-    told.also(f"computed, as published: {computed.measured} {claim.unit}, {computed.verdict} ({computed.why})")
-    return told
+    counted.verdict, why = _compare(claim, claim.number, number, tolerance)
+    counted.why = f"counted by hardware: {why}"
+    counted.also(f"computed, as published: {computed.measured} {claim.unit}, {computed.verdict} ({computed.why})")
+    return counted
 
 
 def _compare(claim: Claim, published: float, measured: float, tolerance: Tolerance) -> tuple[Verdict, str]:

@@ -17,12 +17,12 @@ import numpy as np
 from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import common_rounds
+from maxsim_bench.report import counted
 from maxsim_bench.report.claims.match import Index
 from maxsim_bench.report.claims.paper import Answering, Claim, Peak
 from maxsim_bench.report.load import Results
 
 GIB = 2.0**30
-COUNTED_GB = "hbm_gb_counted"  # of a row's extra: bytes from and to the card's memory in one call, by its counters
 _RESIDENT: dict[str, Callable[[Row], int]] = {
     "inputs": lambda row: row.input_bytes or 0,
     "prepared": lambda row: row.prepare_bytes or 0,
@@ -238,6 +238,19 @@ def _extra(key: str) -> Callable[[Asked], float]:
     return lambda asked: asked.extra(key)
 
 
+def _counted_gb(row: Row) -> float:
+    gigabytes = counted.traffic_gb(row)
+    if gigabytes is None:
+        raise NoValue("no hardware counter was read", again=True)
+    if counted.of_another_launch(row):
+        raise NoValue(
+            f"{gigabytes:.4g} GB were counted of {row.backend}, more than the card's memory moves in the time of its "
+            "call: another launch was counted than timed",
+            again=True,
+        )
+    return gigabytes
+
+
 def _per_second(count: Callable[[Row], float]) -> Callable[[Asked], float]:
     def read(asked: Asked) -> float:
         return count(asked.row) / (_column("latency_ms")(asked) * 1e-3)
@@ -289,8 +302,8 @@ METRICS: dict[str, Callable[[Asked], float]] = {
     "gradient_gb_per_s": _column("achieved_gbs"),
     "share_of_backward": _share,
     "residual_transient_gb": _residual_gb,
-    "hbm_gb": _extra(COUNTED_GB),
-    "hbm_ratio": lambda asked: replace(asked, row=_baseline(asked)).extra(COUNTED_GB) / asked.extra(COUNTED_GB),
+    "hbm_gb": lambda asked: _counted_gb(asked.row),
+    "hbm_ratio": lambda asked: _counted_gb(_baseline(asked)) / _counted_gb(asked.row),
     "mean_doc_len": _mean_tokens,
     "fill_ratio": lambda asked: _mean_tokens(asked) / (asked.row.cell.Ld or 1),
     "error_ratio": _error_ratio,

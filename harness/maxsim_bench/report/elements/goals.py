@@ -25,9 +25,11 @@ def goal_tables(
     results: Results, declared: list[Goals], experiments: Mapping[str, Experiment] | None = None
 ) -> Iterator[Table]:
     """A table for each file of goals; `experiments` say which failures are allowed."""
+    before = results.before()
     for one in declared:
         assessed = assess(one.goals, results, experiments)
-        frame = pd.DataFrame([_line(entry, experiments or {}) for entry in assessed])
+        earlier = assess(one.goals, before, experiments)
+        frame = pd.DataFrame([_line(*both, experiments or {}) for both in zip(assessed, earlier, strict=True)])
         columns = [
             Column("goal", "goal", right=False),
             Column("bound", "bound"),
@@ -36,6 +38,7 @@ def goal_tables(
             Column("best", "best measured"),
             Column("rows", "rows that meet it"),
             Column("verdict", "verdict", right=False),
+            Column("before", "worst before, rows that met it"),
             Column("at", "worst at", right=False),
             Column("missed", "all that miss it, worst first", right=False),
             Column("peers", "peers when it was set", right=False),
@@ -46,14 +49,16 @@ def goal_tables(
         met = sum(entry.verdict == "met" for entry in assessed)
         caption = (
             f"{met} of {len(assessed)} goals are met by every row that they speak of: the newest of each cell, also "
-            "where it was measured without the peers, by the ceilings of its own run."
+            "where it was measured without the peers, by the ceilings of its own run. Before: by the measurements "
+            "before the newest, where a cell was measured more than once, of the kernels and on the card of then; not told "
+            "where another backend is the measure, whose older rows are kept for its older versions alone."
         )
         if any(entry.open for entry in assessed):
             caption += " Where the interval spans the bound, the verdict is on the median alone."
         yield Table(f"goals/{one.name}", one.title, columns, frame, tuple(sources), caption)
 
 
-def _line(entry: Assessed, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
+def _line(entry: Assessed, earlier: Assessed, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
     goal, at = entry.goal, entry.at
     beside = {"missed": goal.binds, "not measured": measuring(entry, experiments)}
     counted = [f"{entry.met} of {entry.rows}"] if entry.rows else []
@@ -67,6 +72,7 @@ def _line(entry: Assessed, experiments: Mapping[str, Experiment]) -> dict[str, A
         "best": entry.best,
         "rows": ", ".join(counted),
         "verdict": entry.verdict,
+        "before": _before(earlier),
         "at": "" if at is None else _place(at.cell.model_dump()),
         "missed": _missed(entry.missed),
         "peers": goal.peers,
@@ -78,6 +84,12 @@ def _interval(entry: Assessed) -> str:
     if entry.low is None or entry.high is None:
         return ""
     return f"{shown(entry.low)} to {shown(entry.high)}" + (", spans the bound" if entry.open else "")
+
+
+def _before(earlier: Assessed) -> str:
+    if earlier.worst is None or (earlier.goal.against is not None and earlier.goal.against.backends):
+        return ""
+    return f"{shown(earlier.worst)}, {earlier.met} of {earlier.rows}"
 
 
 def _place(cell: dict[str, Any]) -> str:

@@ -1,0 +1,34 @@
+"""Bytes that hardware counters saw in one call, and whether they can be those of the call that was timed.
+
+Room: `report`. May import: record, declare.
+"""
+
+from __future__ import annotations
+
+import json
+
+from maxsim_bench.declare.estimate import known_gpus
+from maxsim_bench.record.row import Row
+
+COUNTED_GB = "hbm_gb_counted"  # of a row's extra: from and to the card's memory, 10^9 bytes
+
+
+def traffic_gb(row: Row) -> float | None:
+    """What the counters of the card's memory saw in one call, in 10^9 bytes; None where none were read."""
+    value = json.loads(row.extra or "{}").get(COUNTED_GB)
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def traffic_gbs(row: Row) -> float | None:
+    """Counted bytes over the median time of calls that were not counted, in 10^9 bytes a second."""
+    counted = traffic_gb(row)
+    return counted / (row.latency_ms * 1e-3) if counted is not None and row.latency_ms else None
+
+
+def of_another_launch(row: Row) -> bool:
+    """Whether more bytes were counted than the card's memory moves, by its data sheet, in the time that was measured.
+
+    Counting takes a process of its own, in which a backend that tunes its launches may choose another one.
+    """
+    rate, card = traffic_gbs(row), known_gpus().get(row.cell.gpu)
+    return rate is not None and card is not None and rate > card.bandwidth_gbs
