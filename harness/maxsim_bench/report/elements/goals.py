@@ -50,8 +50,8 @@ def goal_tables(
         caption = (
             f"{met} of {len(assessed)} goals are met by every row that they speak of: the newest of each cell, also "
             "where it was measured without the peers, by the ceilings of its own run. Before: by the measurements "
-            "before the newest, where a cell was measured more than once, of the kernels and on the card of then; not told "
-            "where another backend is the measure, whose older rows are kept for its older versions alone."
+            "before the newest, where a cell was measured more than once, of the kernels and on the card of then; not "
+            "told where another backend is the measure, whose older rows are kept for its older versions alone."
         )
         if any(entry.open for entry in assessed):
             caption += " Where the interval spans the bound, the verdict is on the median alone."
