@@ -27,10 +27,10 @@ PICTURES = (
     "fidelity/difference",
 )  # fmt: skip
 # Tables of results beside those of the summary.
-TABLES = ("training_parity/parity", "training_capacity/largest", "memory_scaling/largest")
+TABLES = ("training_parity/parity", "training_capacity/largest", "memory_scaling/largest", "traffic/bytes")
 # Columns of the widest tables, by the beginning of their names; the files have all.
 COLUMNS = {
-    "goals/": ("goal", "bound", "worst", "rows", "verdict", "missed", "binds"),
+    "goals/": ("goal", "bound", "worst", "rows", "verdict", "before", "missed", "binds"),
     "claims/differs": ("element", "metric", "published", "published_on", "measured", "measured_by", "ours", "why"),
 }
 _LONGEST = 320  # letters of a table's cell
