@@ -428,6 +428,18 @@ def test_traffic_that_was_counted_stands_beside_what_is_computed(made: Any) -> N
     assert "traffic/bytes" not in found(made.results(made.sweep([made.cell()], ["fused"])))
 
 
+def test_lines_of_steps_over_ranks_do_not_cross_numbers_of_gpus(made: Any) -> None:
+    """B / Nq GPUs: over B at a fixed Nq a line would go from one number of GPUs to another."""
+    ranks = {"op": "training_step", "variant": "over=ranks;tau=0.02"}
+    cells = [made.cell("ddp", Nq=B // gpus, B=B, **ranks) for gpus in (1, 2) for B in (256, 512)]
+    drawn = found(made.results(made.sweep(cells, ["eager", "fused"])))
+    assert [name for name in drawn if name.startswith("ddp/latency-over")] == ["ddp/latency-over-B"]
+    data = drawn["ddp/latency-over-B"].data
+    assert set(zip(data["panel"], data["x"], strict=True)) == {
+        (panel, B) for panel in ("1 GPU", "2 GPUs") for B in (256, 512)
+    }
+
+
 def test_wrong_throttled_and_wide_rows_are_reported(made: Any) -> None:
     good = made.modelled(made.cell(), "fused")
     wrong = Row(cell=made.cell(), backend="lik", backend_version="1", gpu="x", status="incorrect", error="off by 3")

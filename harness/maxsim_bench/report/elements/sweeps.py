@@ -126,14 +126,21 @@ def sweep_figures(results: Results) -> Iterator[Figure]:
     """For each experiment, axis and metric a figure of lines, where the axis has enough values to be a curve."""
     for name, rows in measured(results):
         shown, chosen = slice_for_figures(rows)
-        for axis in curves(shown):
-            part, panel, left_out = panels(shown, axis)
+        ranks = (shown["gpus"] > 1).any()  # then B and the number of GPUs make Nq, and no line crosses that number
+        for axis in ["B"] if ranks else curves(shown):
+            part, panel, left_out = (shown, _by_gpus(shown), "") if ranks else panels(shown, axis)
             for key, metric in names.METRICS.items():
                 compared = comparable(key, part)
                 if compared[metric.column].notna().any():
                     figure = _figure(name, key, axis, compared, panel[compared.index], f"{chosen}.{left_out}")
                     if len(figure.data):  # a speed-up of the baseline over itself is no line
                         yield figure
+
+
+def _by_gpus(shown: pd.DataFrame) -> pd.Series:
+    counts = sorted(shown["gpus"].dropna().unique())
+    titles = {n: f"{n:.0f} GPU{'s' if n > 1 else ''}" for n in counts}
+    return pd.Series(pd.Categorical(shown["gpus"].map(titles), list(titles.values()), ordered=True), index=shown.index)
 
 
 def curves(shown: pd.DataFrame) -> list[str]:
