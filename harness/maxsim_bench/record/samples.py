@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from maxsim_bench.record.files import StoreError, append_durably
-
-_ROUNDING = 1e-9  # of a median that two programs computed, relatively; a time that is written is written whole
 
 
 def samples_path(csv_path: Path) -> Path:
@@ -81,24 +78,6 @@ def misshapen(record: Any) -> str | None:
     if clock is not None and not (isinstance(clock, (int, float)) and 0 <= clock < math.inf):
         return f"a clock of {clock} MHz"
     return None
-
-
-def contradiction(latency_ms: float, record: Any) -> str | None:
-    """Why a row's time is not the median of its own samples; None where it is, to rounding, or no times were kept.
-
-    A record that is `misshapen` gives no median, and is for those to refuse who compute with it.
-    """
-    if not isinstance(record, Mapping) or "ms" not in record or misshapen(record) is not None:
-        return None
-    if not record["ms"]:
-        return f"latency_ms is {latency_ms!r}, but of its samples there is none"
-    try:
-        given = float(statistics.median(record["ms"]))
-    except OverflowError:  # an integer beyond every float
-        given = math.inf
-    if math.isclose(given, latency_ms, rel_tol=_ROUNDING):
-        return None
-    return f"latency_ms is {latency_ms!r}, but the median of its samples is {given!r}"
 
 
 def common_rounds(one: Any, other: Any) -> tuple[list[float], list[float]]:

@@ -19,9 +19,10 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maxsim_bench.declare.experiment import matches
+from maxsim_bench.record.contradictions import contradictions
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import common_rounds, contradiction, misshapen, read_samples, samples_path
+from maxsim_bench.record.samples import common_rounds, misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report import names
 from maxsim_bench.report.load import ReportError, csv_files, newest
@@ -145,8 +146,10 @@ def _from_stores(root: Path, only: Selection) -> dict[str, Measured]:
                 f"{path}: its last line is cut off, so rows may be missing. Resume the run that wrote it, or drop the "
                 "line."
             )
-        rows = [row for row, _ in newest((row, path.name) for row in Store(path).rows())]
+        every = Store(path).rows()
+        rows = [row for row, _ in newest((row, path.name) for row in every)]
         samples = _samples_of(path, rows)
+        _refuse_contradictions(path, every, rows, samples)
         by_cell = {(row.cell.hash(), row.backend): row for row in rows}
         for row in filter(only.has, rows):
             base = by_cell.get((row.cell.hash(), row.speedup_baseline or ""))
@@ -156,7 +159,7 @@ def _from_stores(root: Path, only: Selection) -> dict[str, Measured]:
 
 
 def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
-    """Raw samples. Refused: a file that lacks those of a timed row, and rows whose time is not the median of theirs."""
+    """Raw samples. Refused: a file that lacks those of a timed row, and samples that no timer gives."""
     if not samples_path(path).exists():
         return {}
     samples = read_samples(path)
@@ -173,13 +176,18 @@ def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
                 f"{samples_path(path)}: {told} of {row.backend} on {_label(row)}, so nothing can be compared with it. "
                 "Measure it again with --force."
             )
-        told = None if row.latency_ms is None else contradiction(row.latency_ms, samples.get(row.key))
-        if told is not None:
-            raise CompareError(
-                f"{path}: {told}: {row.backend} on {_label(row)}. One of the files was changed, so nothing can be "
-                "compared with it. Restore both, or measure it again with --force."
-            )
     return samples
+
+
+def _refuse_contradictions(path: Path, every: Iterable[Row], rows: Iterable[Row], samples: Mapping[str, Any]) -> None:
+    """Refuse rows that their own samples contradict."""
+    found = contradictions(every, samples)
+    for row in rows:
+        if row.key in found:
+            raise CompareError(
+                f"{path}: {found[row.key]}: {row.backend} on {_label(row)}. One of the files was changed, so nothing "
+                "can be compared with it. Restore both, or measure it again with --force."
+            )
 
 
 def _unusable(record: Any) -> str | None:
