@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import common_rounds, misshapen
+from maxsim_bench.record.samples import common_rounds, in_one_company, misshapen
 
 _ROUNDING = 1e-9  # of a number that two programs computed, relatively; what is written is written whole
 _QUANTILES = {
@@ -90,7 +90,7 @@ def _of_speedup(row: Row, record: Mapping[str, Any], bases: Iterable[tuple[Row, 
 
 def _one_measurement(row: Row, record: Mapping[str, Any], base: Row, other: Mapping[str, Any]) -> bool:
     """Whether two rows of a cell were timed in turn: in one company, under the same readings, written together."""
-    if any(record.get(name) != other.get(name) for name in ("interleaved_with", "conditions")):
+    if not in_one_company(record, other):
         return False
     if row.measured_at is None or base.measured_at is None:
         return row.key == base.key

@@ -84,15 +84,24 @@ def common_rounds(one: Any, other: Any) -> tuple[list[float], list[float]]:
     """Milliseconds of two backends, entry i of both from one round, from their records of samples.
 
     Both empty where they were not timed against each other: no samples were kept, or one of them was measured again
-    later, in other company. Rounds of two runs carry equal numbers and mean nothing together.
+    later. Rounds of two runs carry equal numbers and mean nothing together.
     """
     if not all(isinstance(record, Mapping) and "ms" in record for record in (one, other)):
         return [], []
-    if one.get("interleaved_with") != other.get("interleaved_with"):
+    if not in_one_company(one, other):
         return [], []
     mine, theirs = _by_round(one), _by_round(other)
     both = sorted(mine.keys() & theirs.keys())
     return [mine[r] for r in both], [theirs[r] for r in both]
+
+
+def in_one_company(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two records of times name the same company, and the same readings of the card.
+
+    Every backend of a cell is kept with the readings of all the time that the cell was measured. On a card they differ
+    from one run to the next; on a processor there are none, and two runs in one company look alike.
+    """
+    return all(one.get(name) == other.get(name) for name in ("interleaved_with", "conditions"))
 
 
 def _by_round(record: Mapping[str, Any]) -> dict[int, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from maxsim_bench.record.files import StoreError
-from maxsim_bench.record.samples import append_samples, misshapen, read_samples, samples_path
+from maxsim_bench.record.samples import append_samples, common_rounds, misshapen, read_samples, samples_path
 
 
 def test_samples_come_back_as_measured_and_the_last_entry_of_a_key_wins(tmp_path: Path) -> None:
@@ -75,3 +75,19 @@ def test_whole_gzip_of_something_else_is_told_with_the_file(tmp_path: Path, cont
 )
 def test_a_record_of_times_that_no_timer_writes_is_told(record: Any, told: str | None) -> None:
     assert misshapen(record) == told
+
+
+@pytest.mark.parametrize(
+    "again",
+    [{}, {"interleaved_with": ["eager"]}, {"conditions": {"sm_clock_mhz": 1755.0, "power_w": 301.5}}],
+    ids=["in turn", "measured again alone", "measured again in the same company"],
+)
+def test_rounds_are_common_to_what_was_timed_in_one_run(again: dict[str, Any]) -> None:
+    """Every run counts its rounds from zero."""
+    record = {
+        "round": [0, 1, 2], "interleaved_with": ["eager", "fused"],
+        "conditions": {"sm_clock_mhz": 1755.0, "power_w": 300.2},
+    }  # fmt: skip
+    one, other = {**record, "ms": [1.0, 2.0, 3.0]}, {**record, "round": [0, 2, 3], "ms": [4.0, 5.0, 6.0], **again}
+    assert common_rounds(one, other) == (([], []) if again else ([1.0, 3.0], [4.0, 5.0]))
+    assert common_rounds(one, None) == ([], [])
