@@ -275,7 +275,8 @@ def compare(base: str, new: str, rev: bool, fail_on: str, into: Path | None, for
     """Decide what became faster or slower.
 
     BASE and NEW are stores, folders of them, git revisions of results/, or JSON of pytest-benchmark. Every cell and
-    backend is SAME, FASTER, SLOWER or UNDECIDED, with the reason. Exit code 1 if anything is SLOWER.
+    backend is SAME, FASTER, SLOWER or UNDECIDED, with the reason. Exit code 1 if anything is SLOWER, else 2 if a row
+    was left out because its own raw samples contradict it.
 
     With --rev the kernels of two git revisions are loaded into one process and measured turn by turn, on the headline
     cells of the device at hand: did this commit cost anything?
@@ -293,6 +294,8 @@ def compare(base: str, new: str, rev: bool, fail_on: str, into: Path | None, for
     if into is not None:
         write_comparison(found, into)
     click.echo(comparison_text(found, form), nl=False)
+    for told in found.left_out:
+        click.echo(f"left out, at odds with its own samples: {told}", err=True)
     sys.exit(found.fails_on(FAIL_ON[fail_on]))
 
 

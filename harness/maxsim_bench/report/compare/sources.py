@@ -11,8 +11,8 @@ import statistics
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything measured in one run, by subject."""
+    """Everything measured in one run, by subject.
+
+    Attributes:
+        contradicted: subject → the row, its file and what is wrong, in words, of rows that their own raw samples
+            contradict. None of them is among the measured.
+    """
 
     name: str
     measured: Mapping[str, Measured] = field(default_factory=dict)
+    contradicted: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def subjects(self) -> Set[str]:
+        """Of every row that the run holds."""
+        return self.measured.keys() | self.contradicted.keys()
+
+    def without(self, subjects: Collection[str]) -> Run:
+        """The run as if these had not been measured."""
+        return replace(self, measured={s: one for s, one in self.measured.items() if s not in subjects})
 
 
 @dataclass(frozen=True)
@@ -100,10 +115,19 @@ class Selection:
         )
 
 
-def read_run(source: str, *, repository: Path = Path("."), only: Selection = Selection()) -> Run:  # frozen
+def read_run(
+    source: str,
+    *,
+    repository: Path = Path("."),
+    only: Selection = Selection(),
+    leave_out: bool = False,  # frozen
+) -> Run:
     """A run by the name that the user gave it: a file, a folder, or `REVISION[:PATH]` of the repository.
 
     A revision reads its `results` folder unless a path is given after the colon. Of stores, the rows that fit `only`.
+
+    Args:
+        leave_out: keep rows that their own samples contradict apart, for whoever tells of them, instead of refusing.
 
     Raises:
         CompareError: for what is not there, empty, cut off, at odds with its own samples, or a mixture of machines.
@@ -117,11 +141,11 @@ def read_run(source: str, *, repository: Path = Path("."), only: Selection = Sel
             raise CompareError(f"{source}: rows can be chosen of stores, not of JSON of pytest-benchmark.")
         return Run(source, _from_benchmarks(path))
     if path.exists():
-        return Run(source, _checked(source, _from_stores(path, only), only))
+        return _checked(source, _from_stores(source, path, only), only, leave_out)
     revision, _, inside = source.partition(":")
     with tempfile.TemporaryDirectory() as folder:
         _extract(repository, revision, inside or "results", Path(folder), source)
-        return Run(source, _checked(source, _from_stores(Path(folder) / (inside or "results"), only), only))
+        return _checked(source, _from_stores(source, Path(folder) / (inside or "results"), only), only, leave_out)
 
 
 def _extract(repository: Path, revision: str, inside: str, into: Path, source: str) -> None:
@@ -137,8 +161,9 @@ def _extract(repository: Path, revision: str, inside: str, into: Path, source: s
         archive.extractall(into, filter="data")
 
 
-def _from_stores(root: Path, only: Selection) -> dict[str, Measured]:
+def _from_stores(source: str, root: Path, only: Selection) -> Run:
     found: dict[str, Measured] = {}
+    contradicted: dict[str, str] = {}
     for path in csv_files(root):
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
@@ -149,13 +174,19 @@ def _from_stores(root: Path, only: Selection) -> dict[str, Measured]:
         every = Store(path).rows()
         rows = [row for row, _ in newest((row, path.name) for row in every)]
         samples = _samples_of(path, rows)
-        _refuse_contradictions(path, every, rows, samples)
+        wrong = contradictions(every, samples)
         by_cell = {(row.cell.hash(), row.backend): row for row in rows}
         for row in filter(only.has, rows):
             base = by_cell.get((row.cell.hash(), row.speedup_baseline or ""))
             one = _measured(row, samples.get(row.key), samples.get(base.key) if base is not None else None)
-            found[one.subject] = one
-    return found
+            if row.key in wrong:
+                file = (
+                    source if path == root else f"{source}: {path.relative_to(root).as_posix()}"
+                )  # of a revision, too
+                contradicted[one.subject] = f"{file}: {wrong[row.key]}: {row.backend} on {one.label}"
+            else:
+                found[one.subject] = one
+    return Run(source, found, contradicted)
 
 
 def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
@@ -177,17 +208,6 @@ def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
                 "Measure it again with --force."
             )
     return samples
-
-
-def _refuse_contradictions(path: Path, every: Iterable[Row], rows: Iterable[Row], samples: Mapping[str, Any]) -> None:
-    """Refuse rows that their own samples contradict."""
-    found = contradictions(every, samples)
-    for row in rows:
-        if row.key in found:
-            raise CompareError(
-                f"{path}: {found[row.key]}: {row.backend} on {_label(row)}. One of the files was changed, so nothing "
-                "can be compared with it. Restore both, or measure it again with --force."
-            )
 
 
 def _unusable(record: Any) -> str | None:
@@ -305,15 +325,21 @@ def _number(value: float) -> float:
         return math.inf
 
 
-def _checked(source: str, measured: dict[str, Measured], only: Selection) -> dict[str, Measured]:
-    """Refuse an empty run."""
-    if not measured and only:
+def _checked(source: str, run: Run, only: Selection, leave_out: bool) -> Run:
+    """Refuse an empty run, and unless they are to be left out, rows that their samples contradict."""
+    if not run.subjects and only:
         raise CompareError(f"{source}: holds no row that was asked for. Loosen --experiment, --backend or --where.")
-    if not measured:
+    if not run.subjects:
         raise CompareError(
             f"{source}: holds no rows. Is this the right folder? `maxsim-bench run` writes below results/."
         )
-    return measured
+    if run.contradicted and not leave_out:
+        first = next(iter(run.contradicted.values()))
+        raise CompareError(
+            f"{first}. One of the files was changed, so nothing can be compared with it. Restore both, or measure it "
+            "again with --force."
+        )
+    return run
 
 
 __all__ = ["CompareError", "Measured", "Run", "Selection", "StoreError", "read_run"]
