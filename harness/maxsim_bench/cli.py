@@ -229,6 +229,8 @@ def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
 
     Says first what it will do, how long that takes here and how much disk it needs. With a GPU the full grids run;
     without one the smoke grid, and the fused kernel is checked under the Triton interpreter. Resumes where it stopped.
+    A step whose rows or device another process holds is left for the next time, the others are done, and the exit code
+    is 1.
 
     \b
     Example: maxsim-bench reproduce --element tab:fwd
@@ -242,8 +244,8 @@ def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
     planned = steps(machine, Places(**folders), element)
     click.echo("\n".join(announcement(machine, planned)))
     failed = [] if dry_run else run_steps(planned, click.echo)
-    for title in failed:
-        click.echo(f"not as declared: {title}")
+    for told in failed:
+        click.echo(told)
     sys.exit(1 if failed else 0)
 
 
