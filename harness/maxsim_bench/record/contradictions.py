@@ -102,7 +102,8 @@ def _one_measurement(row: Row, record: Mapping[str, Any], base: Row, other: Mapp
 
 def _quantiles(times: list[float], shares: list[float]) -> list[float]:
     try:
-        return [float(q) for q in np.quantile(np.asarray(times, dtype=np.float64), shares)]
+        with np.errstate(invalid="ignore"):  # of an infinite time, which no row's is close to
+            return [float(q) for q in np.quantile(np.asarray(times, dtype=np.float64), shares)]
     except OverflowError:  # an integer beyond every float
         return [math.inf] * len(shares)
 
