@@ -116,7 +116,7 @@ def _shown(artefact: Artefact, sidecar: Sidecar) -> dict[str, Any]:
 
 
 def environments(results: Results) -> list[dict[str, Any]]:
-    """What each environment that a row names was, oldest row first, and its sessions that gave rows, alike ones once."""
+    """What each environment that a row names was, oldest row first, and its sessions of rows, alike ones once."""
     frame = results.frame
     found = []
     for identity in dict.fromkeys(frame["environment_id"].dropna()):

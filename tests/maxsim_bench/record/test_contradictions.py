@@ -152,7 +152,7 @@ def test_without_a_time_in_common_a_ratio_to_another_row_is_not_judged(one: str 
         (2.0, {"ms": [2.0, 4.0]}, "latency_ms is 2.0, but the median of its samples is 3.0"),
         (2.0, {"ms": []}, "latency_ms is 2.0, but of its samples there is none"),
         (2.0, {"ms": [math.nan]}, "latency_ms is 2.0, but the median of its samples is nan"),
-        (2.0, {"ms": [1.0, math.inf]}, "latency_ms is 2.0, but the median of its samples is inf"),
+        (2.0, {"ms": [1.0, math.inf]}, "latency_ms is 2.0, but the median of its samples is nan"),
         (2.0, {"ms": [10**400]}, "latency_ms is 2.0, but the median of its samples is inf"),
         (2.0, {"ms": [10**400, 10**400]}, "latency_ms is 2.0, but the median of its samples is inf"),
         (2.0, {"first_call_ms": 1.0}, None),
