@@ -229,6 +229,8 @@ def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
 
     Says first what it will do, how long that takes here and how much disk it needs. With a GPU the full grids run;
     without one the smoke grid, and the fused kernel is checked under the Triton interpreter. Resumes where it stopped.
+    A step whose rows or device another process holds is left for the next time, the others are done, and the exit code
+    is 1.
 
     \b
     Example: maxsim-bench reproduce --element tab:fwd
@@ -242,8 +244,8 @@ def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
     planned = steps(machine, Places(**folders), element)
     click.echo("\n".join(announcement(machine, planned)))
     failed = [] if dry_run else run_steps(planned, click.echo)
-    for title in failed:
-        click.echo(f"not as declared: {title}")
+    for told in failed:
+        click.echo(told)
     sys.exit(1 if failed else 0)
 
 
@@ -275,7 +277,8 @@ def compare(base: str, new: str, rev: bool, fail_on: str, into: Path | None, for
     """Decide what became faster or slower.
 
     BASE and NEW are stores, folders of them, git revisions of results/, or JSON of pytest-benchmark. Every cell and
-    backend is SAME, FASTER, SLOWER or UNDECIDED, with the reason. Exit code 1 if anything is SLOWER.
+    backend is SAME, FASTER, SLOWER or UNDECIDED, with the reason. Exit code 1 if anything is SLOWER, else 2 if a row
+    was left out because its own raw samples contradict it.
 
     With --rev the kernels of two git revisions are loaded into one process and measured turn by turn, on the headline
     cells of the device at hand: did this commit cost anything?
@@ -293,6 +296,8 @@ def compare(base: str, new: str, rev: bool, fail_on: str, into: Path | None, for
     if into is not None:
         write_comparison(found, into)
     click.echo(comparison_text(found, form), nl=False)
+    for told in found.left_out:
+        click.echo(f"left out, at odds with its own samples: {told}", err=True)
     sys.exit(found.fails_on(FAIL_ON[fail_on]))
 
 

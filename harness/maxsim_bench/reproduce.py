@@ -16,7 +16,9 @@ from maxsim_bench.declare.experiment import DeclarationError, Experiment, Profil
 from maxsim_bench.declare.load import suggest
 from maxsim_bench.machine import Machine
 from maxsim_bench.planning import duration, outline, size
+from maxsim_bench.record.files import HeldError
 from maxsim_bench.reporting import Places
+from maxsim_bench.run.lock import DeviceBusyError
 from maxsim_bench.sweeps import Request, sweep, sweep_lines
 
 # Seconds and bytes on two cores without a GPU, for the announcement: the interpreter's check, encoding and ranking of
@@ -198,10 +200,18 @@ def announcement(machine: Machine, planned: list[Step]) -> list[str]:
 
 
 def reproduce(planned: list[Step], say: Say) -> list[str]:
-    """Do every step in order; the titles of those in which something was not as declared."""
-    failed = []
+    """Do every step in order; one sentence for each that was not done, or in which something was not as declared.
+
+    A step whose rows, or whose device, another process holds is not done, and the ones after it are: they are of other
+    files, and the report is of the rows that there are.
+    """
+    told = []
     for number, step in enumerate(planned, start=1):
         say(f"{number}/{len(planned)} {step.title}")
-        if not step.run(lambda line: say(f"  {line}")):
-            failed.append(step.title)
-    return failed
+        try:
+            if not step.run(lambda line: say(f"  {line}")):
+                told.append(f"not as declared: {step.title}")
+        except (HeldError, DeviceBusyError) as held:
+            say(f"  not done: {held}")
+            told.append(f"not done: {step.title}. {held} Then run the same command again.")
+    return told

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -16,9 +18,11 @@ from maxsim_bench.cli import main
 from maxsim_bench.declare.experiment import DeclarationError
 from maxsim_bench.declare.load import load
 from maxsim_bench.machine import Machine
+from maxsim_bench.record.files import HeldError, StoreError
 from maxsim_bench.record.store import Store
 from maxsim_bench.reporting import Places
 from maxsim_bench.reproduce import FIDELITY_SECONDS, Step, announcement, reproduce, steps
+from maxsim_bench.run.lock import DeviceBusyError
 from maxsim_bench.training_curve import PROFILES, Curve
 
 ROOT = Path(__file__).parents[2]
@@ -170,8 +174,82 @@ def test_steps_run_in_order_and_those_not_as_declared_are_named() -> None:
         say("fine")
         return True
 
-    assert reproduce([Step("bad", 1, 0, lambda _: False), Step("good", 1, 0, good)], said.append) == ["bad"]
+    assert reproduce([Step("bad", 1, 0, lambda _: False), Step("good", 1, 0, good)], said.append) == [
+        "not as declared: bad"
+    ]
     assert said == ["1/2 bad", "2/2 good", "  fine"]
+
+
+def smoke(places: Places) -> Step:
+    """The smoke grid of a processor, into this machine's rows."""
+    return next(step for step in steps(CPU, places) if step.title.startswith("smoke "))
+
+
+def elsewhere(lock: str) -> subprocess.Popen[str]:
+    """Another process that holds a lock until it is ended."""
+    holder = subprocess.Popen(
+        [sys.executable, "-c", f"{lock}:\n    print('held', flush=True)\n    input()"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    return holder
+
+
+def test_a_step_whose_rows_another_process_writes_is_not_done_and_the_others_are(tmp_path: Path) -> None:
+    places = Places(ROOT / "experiments", tmp_path, tmp_path, tmp_path / "README.md")
+    store = places.local / "smoke.csv"
+    done: list[str] = []
+    said: list[str] = []
+
+    def after(_: object) -> bool:
+        done.append("after")
+        return True
+
+    held = smoke(places)
+    holder = elsewhere(f"from maxsim_bench.record.store import Store\nwith Store({str(store)!r}).lock()")
+    try:
+        (told,) = reproduce([held, Step("after", 1, 0, after)], said.append)
+    finally:
+        holder.communicate("\n")
+    why = re.escape(f"{store} is being written by process {holder.pid} on ") + r".*\. Wait for it, or stop it\."
+    assert re.fullmatch(re.escape(f"not done: {held.title}. ") + why + r" Then run the same command again\.", told)
+    assert re.fullmatch(f"  not done: {why}", said[1]), said
+    assert (said[0], said[2:], done) == (f"1/2 {held.title}", ["2/2 after"], ["after"])
+    assert Store(store).rows() == []
+
+
+def test_a_step_whose_device_another_process_measures_on_is_not_done_and_the_others_are() -> None:
+    def busy(_: object) -> bool:
+        raise DeviceBusyError("a card is being measured on by process 7. Wait for it, or stop it.")
+
+    said: list[str] = []
+    assert reproduce([Step("one", 1, 0, busy), Step("two", 1, 0, lambda _: True)], said.append) == [
+        "not done: one. a card is being measured on by process 7. Wait for it, or stop it. Then run the same command "
+        "again."
+    ]
+    assert said[2:] == ["2/2 two"]
+
+
+def test_what_no_waiting_helps_against_ends_it_at_once() -> None:
+    """A full disk or a damaged file would be met by the next step, too."""
+
+    def full(_: object) -> bool:
+        raise StoreError("the disk is full")
+
+    with pytest.raises(StoreError, match="the disk is full"):
+        reproduce([Step("one", 1, 0, full), Step("two", 1, 0, lambda _: pytest.fail("went on"))], lambda _: None)
+
+
+def test_the_command_names_a_step_that_was_not_done_and_exits_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
+    def held(_: object) -> bool:
+        raise HeldError("x.csv is being written by process 7. Wait for it, or stop it.")
+
+    monkeypatch.setattr("maxsim_bench.machine.this_machine", lambda: CPU)
+    monkeypatch.setattr("maxsim_bench.reproduce.steps", lambda *_: [Step("one", 5, 1e6, held)])
+    done = CliRunner().invoke(main, ["reproduce"])
+    assert done.exit_code == 1
+    assert done.output.splitlines()[-1].startswith("not done: one. x.csv is being written by process 7. ")
 
 
 def test_the_command_announces_before_it_does_anything_and_tells_the_exit_code(

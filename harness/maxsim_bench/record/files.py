@@ -24,9 +24,13 @@ class StoreError(RuntimeError):
     """A results file that cannot be read or written as asked; the message says which, where and what to do."""
 
 
+class HeldError(StoreError):
+    """A results file that another process is writing; the message says which process, and it may be tried again."""
+
+
 @contextmanager
 def hold(path: Path, *, what: str, doing: str = "being written", wait: bool = False) -> Iterator[None]:
-    """Hold the lock file `path` for the life of the block; raises `StoreError` naming the holder if somebody has it.
+    """Hold the lock file `path` for the life of the block; raises `HeldError` naming the holder if somebody has it.
 
     `doing`: what a holder does to it, for the message.
     `wait`: until the holder is done, where two may want the same result and the second finds it made.
@@ -44,7 +48,7 @@ def hold(path: Path, *, what: str, doing: str = "being written", wait: bool = Fa
                 raise StoreError(
                     f"{path}: cannot be locked: {error.strerror}. Put the results on a local disk."
                 ) from None
-            raise StoreError(f"{what} is {doing} by {_holder(path)}. Wait for it, or stop it.") from None
+            raise HeldError(f"{what} is {doing} by {_holder(path)}. Wait for it, or stop it.") from None
         file.truncate(0)
         file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "command": " ".join(sys.argv)}) + "\n")
         file.flush()

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from maxsim_bench.record.contradictions import contradictions
 from maxsim_bench.record.environments import add_environments, read_environments
 from maxsim_bench.record.files import StoreError, replace_file
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import append_samples, contradiction, misshapen, read_samples, samples_path
+from maxsim_bench.record.samples import append_samples, misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 
 
@@ -89,10 +90,10 @@ class _Part:
         ]
         if bare and samples_path(self.path).exists():
             yield f"{samples_path(self.path)}: is cut: {len(bare)} of the rows that were added have no samples"
+        contradicted = contradictions(self.rows, self.samples)
         for row in self.rows:
             if row.key in added and row.latency_ms is not None:
-                record = self.samples.get(row.key)
-                told = misshapen(record) or contradiction(row.latency_ms, record)
+                told = misshapen(self.samples.get(row.key)) or contradicted.get(row.key)
                 if told is not None:
                     yield f"{self.path}: {told} ({row.key}). Restore both files, or measure the row again with --force"
 

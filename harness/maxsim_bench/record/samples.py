@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from maxsim_bench.record.files import StoreError, append_durably
-
-_ROUNDING = 1e-9  # of a median that two programs computed, relatively; a time that is written is written whole
 
 
 def samples_path(csv_path: Path) -> Path:
@@ -83,37 +80,28 @@ def misshapen(record: Any) -> str | None:
     return None
 
 
-def contradiction(latency_ms: float, record: Any) -> str | None:
-    """Why a row's time is not the median of its own samples; None where it is, to rounding, or no times were kept.
-
-    A record that is `misshapen` gives no median, and is for those to refuse who compute with it.
-    """
-    if not isinstance(record, Mapping) or "ms" not in record or misshapen(record) is not None:
-        return None
-    if not record["ms"]:
-        return f"latency_ms is {latency_ms!r}, but of its samples there is none"
-    try:
-        given = float(statistics.median(record["ms"]))
-    except OverflowError:  # an integer beyond every float
-        given = math.inf
-    if math.isclose(given, latency_ms, rel_tol=_ROUNDING):
-        return None
-    return f"latency_ms is {latency_ms!r}, but the median of its samples is {given!r}"
-
-
 def common_rounds(one: Any, other: Any) -> tuple[list[float], list[float]]:
     """Milliseconds of two backends, entry i of both from one round, from their records of samples.
 
     Both empty where they were not timed against each other: no samples were kept, or one of them was measured again
-    later, in other company. Rounds of two runs carry equal numbers and mean nothing together.
+    later. Rounds of two runs carry equal numbers and mean nothing together.
     """
     if not all(isinstance(record, Mapping) and "ms" in record for record in (one, other)):
         return [], []
-    if one.get("interleaved_with") != other.get("interleaved_with"):
+    if not in_one_company(one, other):
         return [], []
     mine, theirs = _by_round(one), _by_round(other)
     both = sorted(mine.keys() & theirs.keys())
     return [mine[r] for r in both], [theirs[r] for r in both]
+
+
+def in_one_company(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two records of times name the same company, and the same readings of the card.
+
+    Every backend of a cell is kept with the readings of all the time that the cell was measured. On a card they differ
+    from one run to the next; on a processor there are none, and two runs in one company look alike.
+    """
+    return all(one.get(name) == other.get(name) for name in ("interleaved_with", "conditions"))
 
 
 def _by_round(record: Mapping[str, Any]) -> dict[int, float]:

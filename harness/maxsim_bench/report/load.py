@@ -14,9 +14,10 @@ from typing import Any
 import pandas as pd
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.record.contradictions import contradictions
 from maxsim_bench.record.environments import read_environments
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import contradiction, misshapen, read_samples, samples_path
+from maxsim_bench.record.samples import misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 
 # Folders below results/ that hold no committed rows of a card: this machine's own, and the small records of past runs.
@@ -48,8 +49,8 @@ class Results:
         earlier: rows that a newer one of their cell and backend replaced, with their sources; nothing shows them, but
             what was timed in turn with one of them can be compared with it.
         warnings: what was lost of a file (a cut line, a header, samples), and the contradictions, one sentence each.
-        contradictions: rows whose time is not the median of the samples beside them, one sentence each. Such a row is
-            shown as its CSV has it, and nothing that is committed may hold one.
+        contradictions: rows whose times or speed-up do not follow from the samples beside them, one sentence each. They
+            are shown as their CSV has them, and nothing that is committed may hold one.
     """
 
     frame: pd.DataFrame
@@ -134,7 +135,7 @@ def load(roots: Sequence[Path]) -> Results:
     contradicts its samples, is logged, which by default is a line on stderr, and stands in the `warnings`.
     """
     warnings: list[str] = []
-    contradictions: list[str] = []
+    contradicted: list[str] = []
     rows: list[tuple[Row, str]] = []
     paths: dict[str, Path] = {}
     environments: dict[str, Any] = {}
@@ -148,11 +149,11 @@ def load(roots: Sequence[Path]) -> Results:
                 rows += [(row, source) for row in store.rows()]
                 samples = read_samples(path)
                 warnings += lost(store, source, samples)
-                contradictions += contradicting(store, source, samples)
+                contradicted += contradicting(store, source, samples)
                 for side in (f"{PER_QUERY}/*.csv", f"{REPEAT}/*/*.csv", SELFTEST):
                     for found in sorted(path.parent.glob(side)):
                         paths.setdefault(source_name(found, root), found)
-    warnings += contradictions
+    warnings += contradicted
     for warning in warnings:
         _LOG.warning("%s", warning)
     kept = newest(rows)
@@ -162,7 +163,7 @@ def load(roots: Sequence[Path]) -> Results:
         results_of(kept, paths, environments),
         earlier=earlier,
         warnings=tuple(warnings),
-        contradictions=tuple(contradictions),
+        contradictions=tuple(contradicted),
     )
 
 
@@ -180,16 +181,10 @@ def lost(store: Store, source: str, samples: Mapping[str, Any]) -> list[str]:
 
 
 def contradicting(store: Store, source: str, samples: Mapping[str, Any]) -> list[str]:
-    """Rows of a CSV whose time is not what the samples beside it give, one sentence each."""
-    found = [
-        (row.key, contradiction(row.latency_ms, samples.get(row.key)))
-        for row in store.rows()
-        if row.latency_ms is not None
-    ]
+    """Rows of a CSV whose times or speed-up are not what the samples beside it give, one sentence each."""
     return [
         f"{source}: {told} ({key}). Restore both files, or measure the row again with --force"
-        for key, told in found
-        if told is not None
+        for key, told in contradictions(store.rows(), samples).items()
     ]
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -116,7 +116,7 @@ def _shown(artefact: Artefact, sidecar: Sidecar) -> dict[str, Any]:
 
 
 def environments(results: Results) -> list[dict[str, Any]]:
-    """What each environment that a row names was, oldest row first, and its sessions that rows are of."""
+    """What each environment that a row names was, oldest row first, and its sessions of rows, alike ones once."""
     frame = results.frame
     found = []
     for identity in dict.fromkeys(frame["environment_id"].dropna()):
@@ -125,7 +125,24 @@ def environments(results: Results) -> list[dict[str, Any]]:
         of = [session_of(facts, at) for at in rows["measured_at"]]
         sessions = [(s, of.count(s)) for s in facts.get("sessions", []) if s in of]
         known = {k: facts[k] for k in _ENVIRONMENT if k in facts}
-        found.append({"id": identity, "rows": len(rows), "facts": known, "sessions": [_session(*s) for s in sessions]})
+        told = _alike([_session(*s) for s in sessions])
+        found.append({"id": identity, "rows": len(rows), "facts": known, "sessions": told})
+    return found
+
+
+def _alike(sessions: Iterable[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Sessions that differ in nothing but when they began and how many rows they gave, as one with the rows of all.
+
+    Every sweep of a command is a session, and all of them share the ceilings that the command measured once.
+    """
+    groups: dict[tuple[str, ...], list[Mapping[str, str]]] = {}
+    for session in sessions:
+        groups.setdefault(tuple(session[name] for name in ("commit", "reached", "packages")), []).append(session)
+    found = []
+    for group in groups.values():
+        more = f" and {len(group) - 1} more until {group[-1]['began']}" if len(group) > 1 else ""
+        rows = sum(int(session["rows"]) for session in group)
+        found.append({**group[0], "began": group[0]["began"] + more, "rows": str(rows)})
     return found
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from maxsim_bench.measure.statistics import median
 from maxsim_bench.record.files import StoreError
-from maxsim_bench.record.samples import append_samples, contradiction, misshapen, read_samples, samples_path
+from maxsim_bench.record.samples import append_samples, common_rounds, misshapen, read_samples, samples_path
 
 
 def test_samples_come_back_as_measured_and_the_last_entry_of_a_key_wins(tmp_path: Path) -> None:
@@ -80,28 +78,16 @@ def test_a_record_of_times_that_no_timer_writes_is_told(record: Any, told: str |
 
 
 @pytest.mark.parametrize(
-    ("latency_ms", "record", "told"),
-    [
-        (2.0, {"ms": [3.0, 1.0, 2.0]}, None),
-        (2.5, {"ms": [4.0, 1.0, 3.0, 2.0]}, None),
-        (0.3, {"ms": [0.1 + 0.2]}, None),
-        (2.0000001, {"ms": [3.0, 1.0, 2.0]}, "latency_ms is 2.0000001, but the median of its samples is 2.0"),
-        (2.0, {"ms": [2.0, 4.0]}, "latency_ms is 2.0, but the median of its samples is 3.0"),
-        (2.0, {"ms": []}, "latency_ms is 2.0, but of its samples there is none"),
-        (2.0, {"ms": [math.nan]}, "latency_ms is 2.0, but the median of its samples is nan"),
-        (2.0, {"ms": [10**400]}, "latency_ms is 2.0, but the median of its samples is inf"),
-        (2.0, {"ms": [10**400, 10**400]}, "latency_ms is 2.0, but the median of its samples is inf"),
-        (2.0, {"first_call_ms": 1.0}, None),
-        (2.0, [1.0], None),
-        (2.0, None, None),
-        (2.0, {"ms": ["x"]}, None),
-    ],
+    "again",
+    [{}, {"interleaved_with": ["eager"]}, {"conditions": {"sm_clock_mhz": 1755.0, "power_w": 301.5}}],
+    ids=["in turn", "measured again alone", "measured again in the same company"],
 )
-def test_a_time_is_the_median_of_its_samples_or_told(latency_ms: float, record: Any, told: str | None) -> None:
-    assert contradiction(latency_ms, record) == told
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 40, 41, 1000])
-def test_the_median_is_that_of_the_timer(count: int) -> None:
-    times = [0.1 + (7919 * i % 1000) / 997 for i in range(count)]
-    assert contradiction(median(times), {"ms": times}) is None
+def test_rounds_are_common_to_what_was_timed_in_one_run(again: dict[str, Any]) -> None:
+    """Every run counts its rounds from zero."""
+    record = {
+        "round": [0, 1, 2], "interleaved_with": ["eager", "fused"],
+        "conditions": {"sm_clock_mhz": 1755.0, "power_w": 300.2},
+    }  # fmt: skip
+    one, other = {**record, "ms": [1.0, 2.0, 3.0]}, {**record, "round": [0, 2, 3], "ms": [4.0, 5.0, 6.0], **again}
+    assert common_rounds(one, other) == (([], []) if again else ([1.0, 3.0], [4.0, 5.0]))
+    assert common_rounds(one, None) == ([], [])

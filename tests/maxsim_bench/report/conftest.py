@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,16 +97,35 @@ def samples_of(row: Row, *, seed: int = 0, count: int = 40, noise: float = 0.005
     return {"ms": ms.tolist(), "round": list(range(count)), "conditions": {"sm_clock_mhz": 1900.0}}
 
 
+def as_sampled(rows: Iterable[Row], samples: Mapping[str, Any]) -> list[Row]:
+    """The rows with the spread and the speed-up that their samples have, as a worker would have made them."""
+    given = list(rows)
+    times = {row.key: np.asarray(samples[row.key]["ms"]) for row in given if row.key in samples}
+    base_of = {(row.cell.hash(), row.backend): times[row.key] for row in given if row.key in times}
+    found = []
+    for row in given:
+        mine, base = times.get(row.key), base_of.get((row.cell.hash(), row.speedup_baseline or ""))
+        update: dict[str, Any] = {}
+        if mine is not None and row.latency_p20_ms is not None:
+            low, high = np.quantile(mine, [0.2, 0.8])
+            update |= {"latency_p20_ms": float(low), "latency_p80_ms": float(high)}
+        if mine is not None and base is not None and row.speedup is not None:
+            update |= {"speedup": float(np.median(base / mine))}
+        found.append(row.model_copy(update=update))
+    return found
+
+
 def written(folder: Path, rows: Iterable[Row], **sampling: Any) -> Path:
-    """A results folder: results/<gpu>/<experiment>.csv with samples and environments."""
+    """A results folder: results/<gpu>/<experiment>.csv with samples, of which its rows follow, and environments."""
     groups: dict[Path, list[Row]] = {}
     for row in rows:
         groups.setdefault(folder / row.cell.gpu / f"{row.cell.experiment}.csv", []).append(row)
     for path, group in groups.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        append_samples(path, {row.key: samples_of(row, **sampling) for row in group if row.status == "ok"})
+        samples = {row.key: samples_of(row, **sampling) for row in group if row.status == "ok"}
+        append_samples(path, samples)
         add_environments(path.parent, {f"env-{path.parent.name}": {"gpu": group[0].gpu, "torch": "2.11.0"}})
-        Store(path).append(group)
+        Store(path).append(as_sampled(group, samples))
     return folder
 
 

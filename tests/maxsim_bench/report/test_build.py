@@ -108,7 +108,9 @@ def test_a_row_whose_time_its_own_samples_contradict_fails_the_check_even_of_a_r
     append_samples(built.results / "h200" / "forward.csv", {row.key: {"ms": [7.0, 8.0], "round": [0, 1]}})
     built.build()
     (told,) = built.check()
-    assert told.startswith(f"h200/forward.csv: latency_ms is {row.latency_ms!r}, but the median of its samples is 7.5 ")
+    assert told.startswith(
+        f"h200/forward.csv: latency_ms is {row.latency_ms!r}, but the median of its samples is 7.5; "
+    )
     assert row.key in told
     assert told in html.unescape((built.figures / PAGE).read_text())
 

@@ -137,13 +137,12 @@ def test_a_row_of_another_time_or_version_is_another_measurement(
 
 def test_rows_that_nobody_measured_again_make_no_test_stricter(tmp_path: Path, rows: list[Row], made: Any) -> None:
     """The false-discovery rate is one of differences that could have been found."""
-    again = [*slower(rows[:2], 1.1), *rows[2:]]
     base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", rows, made)
-    other = run(tmp_path / "c", again[:2], made, seed=1)
+    other = run(tmp_path / "c", slower(rows[:2], 1.1), made, seed=1)
     alone = compare_results(run(tmp_path / "d", rows[:2], made), other, thresholds=THRESHOLDS)
     samples = [Path(folder) / "h200" / "forward.csv" for folder in (new, other)]
     append_samples(samples[0], read_samples(samples[1]))
-    Store(samples[0]).replace(again)
+    Store(samples[0]).replace(Store(samples[1]).rows())
     among = compare_results(base, new, thresholds=THRESHOLDS)
     tested = [[one.q_value for one in found.decided if one.effect is not None] for found in (alone, among)]
     assert sorted(tested[0]) == sorted(tested[1])
@@ -339,15 +338,92 @@ def test_samples_that_no_timer_gives_are_refused_with_file_and_cell(
         read_run(source)
 
 
-def test_a_time_that_its_own_samples_contradict_is_refused_by_name(tmp_path: Path, rows: list[Row], made: Any) -> None:
-    """The times that are compared and the times that are shown would be of two measurements."""
-    source = run(tmp_path / "a", rows, made)
-    assert rows[0].latency_ms is not None
-    Store(Path(source) / "h200" / "forward.csv").replace(
-        [rows[0].model_copy(update={"latency_ms": 0.5 * rows[0].latency_ms})]
-    )
-    with pytest.raises(CompareError, match=r"forward\.csv: latency_ms is .*: eager on forward on H200: .*B = 100"):
+def with_other(source: str, row: Row, field: str = "latency_ms", factor: float = 0.5) -> str:
+    """The run after somebody changed a number of a row's, and not its samples."""
+    store = Store(Path(source) / "h200" / "forward.csv")
+    stored = next(one for one in store.rows() if one.key == row.key)
+    store.replace([stored.model_copy(update={field: factor * getattr(stored, field)})])
+    return source
+
+
+@pytest.mark.parametrize("field", ["latency_ms", "latency_p20_ms", "latency_p80_ms", "speedup"])
+def test_a_row_that_its_own_samples_contradict_is_refused_by_name_where_a_run_is_read_alone(
+    tmp_path: Path, rows: list[Row], made: Any, field: str
+) -> None:
+    """Of a history and of repetitions: the times that are compared and those that are shown would be of two runs."""
+    source = with_other(run(tmp_path / "a", rows, made), rows[1], field)
+    with pytest.raises(CompareError, match=rf"h200/forward\.csv: {field} is .*: fused on forward on H200: .*B = 100"):
         read_run(source)
+
+
+@pytest.mark.parametrize("spoilt", ["a", "b"])
+@pytest.mark.parametrize("field", ["latency_ms", "speedup"])
+def test_a_row_that_its_own_samples_contradict_in_one_run_is_left_out_and_the_rest_is_compared(
+    tmp_path: Path, rows: list[Row], made: Any, spoilt: str, field: str
+) -> None:
+    sources = [run(tmp_path / name, rows, made, seed=seed) for seed, name in enumerate("ab")]
+    whole = compare_results(*sources, thresholds=THRESHOLDS)
+    with_other(str(tmp_path / spoilt), rows[1], field)
+    done = compare_results(*sources, thresholds=THRESHOLDS)
+    subject = f"{rows[1].cell.hash()}/fused"
+    assert {one.subject for one in done.decided} == {one.subject for one in whole.decided} - {subject}
+    (told,) = done.left_out
+    assert told.startswith(f"{tmp_path / spoilt}: h200/forward.csv: {field} is ")
+    assert told.endswith(f": fused on {next(one.label for one in whole.decided if one.subject == subject)}")
+    assert (whole.exit_code, whole.left_out, done.exit_code) == (0, (), 2)
+    assert done.notes == (), "it is neither new nor gone"
+
+
+@pytest.mark.parametrize(
+    ("factor", "fail_on", "code"),
+    [(1.0, "slower", 2), (1.0, "undecided", 2), (1.0, "nothing", 2), (1.2, "slower", 1), (1.2, "nothing", 2)],
+)
+@pytest.mark.parametrize("form", ["markdown", "json", "html"])
+def test_what_was_left_out_is_told_in_every_format_and_never_passes(
+    tmp_path: Path, rows: list[Row], made: Any, factor: float, fail_on: str, code: int, form: str
+) -> None:
+    base = run(tmp_path / "a", rows, made)
+    new = with_other(run(tmp_path / "b", slower(rows, factor), made, seed=1), rows[0])
+    arguments = ["compare", base, new, "--thresholds", str(THRESHOLDS), "--fail-on", fail_on, "--format", form]
+    done = CliRunner().invoke(main, arguments)
+    told = f"{new}: h200/forward.csv: latency_ms is "
+    assert done.exit_code == code, done.output
+    assert done.stderr.startswith(f"left out, at odds with its own samples: {told}")
+    assert done.stderr.count("\n") == 1
+    assert told in done.stdout
+    if form == "json":
+        found = json.loads(done.stdout)
+        assert (len(found["left_out"]), found["exit_code"]) == (1, 1 if factor > 1 else 2)
+    if form == "markdown":
+        assert re.match(
+            r"### .* the same.*, 1 left out\n\n\*\*Left out, because .*: 1 row\. .* does not pass\.", done.stdout
+        )
+    again = CliRunner().invoke(main, ["compare", base, base, "--thresholds", str(THRESHOLDS), "--format", form])
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert "eft out" not in again.stdout
+
+
+def test_where_every_row_contradicts_its_samples_nothing_is_compared(
+    tmp_path: Path, rows: list[Row], made: Any
+) -> None:
+    base, new = run(tmp_path / "a", rows[:2], made), run(tmp_path / "b", rows[:2], made)
+    with_other(with_other(base, rows[0]), rows[1])
+    told = r"^every row that could be compared is at odds .*:\n  .*eager on .*\n  .*fused on .*\nRestore the files"
+    with pytest.raises(CompareError, match=told):
+        compare_results(base, new, thresholds=THRESHOLDS)
+
+
+def test_a_contradicted_row_that_vanished_is_refused_as_any_other(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", rows[:-1], made)
+    with pytest.raises(CompareError, match=r"1 rows of .* are not in .*\n  .*latency_ms is .*: fused on .*B = 10K"):
+        compare_results(with_other(base, rows[-1]), new, thresholds=THRESHOLDS)
+
+
+def test_a_contradicted_row_that_was_not_chosen_concerns_nobody(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    base, new = run(tmp_path / "a", rows, made), run(tmp_path / "b", rows, made, seed=1)
+    only = Selection(backends=("fused",))
+    done = compare_results(with_other(base, rows[0]), new, thresholds=THRESHOLDS, only=only)
+    assert (done.left_out, done.exit_code) == ((), 0)
 
 
 def test_interleaved_times_that_are_not_positive_are_refused_by_label(thresholds: Thresholds) -> None:

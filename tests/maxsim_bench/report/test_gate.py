@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from maxsim_bench.record.row import Row
+from maxsim_bench.record.store import Store
 
 ROOT = Path(__file__).parents[3]
 GATE = ROOT / ".github" / "actions" / "gate" / "gate.sh"
@@ -96,6 +97,23 @@ def test_a_slower_run_fails_unless_it_is_only_reported(job: Job, rows: list[Row]
     assert (done.returncode, job.outputs["verdict"]) == (1, "failed"), done.stderr
     assert "| SLOWER | latency_ms | fused (ours) |" in job.summary
     assert job.run(BASE="base", NEW="new", FAIL_ON="nothing").returncode == 0
+
+
+@pytest.mark.parametrize(("lost", "code", "verdict"), [(False, 2, "refused"), (True, 1, "failed")])
+def test_a_row_at_odds_with_its_samples_does_not_pass_and_the_summary_names_it(
+    job: Job, rows: list[Row], made: Any, lost: bool, code: int, verdict: str
+) -> None:
+    made.written(job.folder / "base", rows)
+    made.written(job.folder / "new", slower(rows) if lost else rows, seed=1)
+    store = Store(job.folder / "new" / "h200" / "forward.csv")
+    row = store.rows()[0]
+    store.replace([row.model_copy(update={"latency_ms": 0.5 * (row.latency_ms or 0)})])
+    done = job.run(BASE="base", NEW="new", FAIL_ON="slower")
+    assert (done.returncode, job.outputs["verdict"]) == (code, verdict), done.stderr
+    told = json.loads((Path(job.outputs["folder"]) / "comparison.json").read_text())
+    assert (len(told["left_out"]), told["exit_code"]) == (1, code)
+    assert "- new: h200/forward.csv: latency_ms is " in job.summary
+    assert "left out, at odds with its own samples: new: h200/forward.csv: latency_ms is " in done.stderr
 
 
 def test_rows_are_chosen_by_experiment_backend_and_cell(job: Job, rows: list[Row], made: Any) -> None:

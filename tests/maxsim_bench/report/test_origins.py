@@ -57,3 +57,20 @@ def test_a_session_tells_how_fast_copies_from_host_memory_were(tmp_path: Path, m
     results.environments["e"]["sessions"][0]["ceilings"] = reached
     (one,) = [e for e in environments(results) if e["id"] == "e"]
     assert one["sessions"][0]["reached"] == "read [GB/s] 4500, copy from host memory [GB/s] 55.25"
+
+
+def test_sessions_that_are_alike_are_one_line_with_the_rows_of_all(tmp_path: Path, made: Any) -> None:
+    """Every sweep of a command keeps one; what differs in anything that is shown stays apart."""
+    results = measured(made, tmp_path)
+    first, other = results.environments["e"]["sessions"]
+    again = {**first, "captured_at": other["captured_at"]}
+    results.environments["e"]["sessions"][1] = again
+    (one,) = [e for e in environments(results) if e["id"] == "e"]
+    (line,) = one["sessions"]
+    assert (line["began"], line["rows"], line["commit"]) == (
+        f"{first['captured_at']} and 1 more until {other['captured_at']}", "2", "1" * 12,
+    )  # fmt: skip
+    for apart in ({"git_commit": "2" * 40}, {"ceilings": {"read_gbs": 4400}}, {"packages": {"numpy": "2"}}):
+        results.environments["e"]["sessions"][1] = {**again, **apart}
+        (one,) = [e for e in environments(results) if e["id"] == "e"]
+        assert [line["rows"] for line in one["sessions"]] == ["1", "1"], apart

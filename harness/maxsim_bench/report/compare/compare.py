@@ -63,6 +63,8 @@ class Comparison:
         decided: SLOWER first, then UNDECIDED, FASTER, SAME.
         notes: what was not compared and why, in words.
         false_discovery_rate: that was controlled.
+        left_out: rows of either run that their own raw samples contradict, one sentence each. Whether they are slower
+            nobody can say, so a comparison with any never ends with exit code 0.
     """
 
     base: str
@@ -70,6 +72,7 @@ class Comparison:
     decided: tuple[Decided, ...]
     notes: tuple[str, ...]
     false_discovery_rate: float
+    left_out: tuple[str, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """Decision → how many."""
@@ -77,12 +80,14 @@ class Comparison:
 
     @property
     def exit_code(self) -> int:
-        """1 if anything is SLOWER, else 0; what is UNDECIDED fails nothing, and is told."""
+        """1 if anything is SLOWER, else 2 if a row was left out, else 0; UNDECIDED fails nothing, and is told."""
         return self.fails_on({"SLOWER"})
 
     def fails_on(self, decisions: Collection[Decision]) -> int:
-        """1 if anything came out as one of these, else 0."""
-        return 1 if any(one.decision in decisions for one in self.decided) else 0
+        """1 if anything came out as one of these, else 2 if a row was left out and could have, else 0."""
+        if any(one.decision in decisions for one in self.decided):
+            return 1
+        return 2 if self.left_out else 0
 
     @property
     def same_measurements(self) -> int:
@@ -120,6 +125,7 @@ class Comparison:
         return {
             "base": self.base, "new": self.new, "counts": self.counts(), "notes": self.notes,
             "rate": self.false_discovery_rate, "number": names.number, "backend": names.backend,
+            "left_out": self.left_out,
             "same_measurements": self.same_measurements, "agreements": self.agreements(),
             "moved": [one for one in self.decided if one.decision != "SAME"],
             "same": [one for one in self.decided if one.decision == "SAME"],
@@ -136,12 +142,14 @@ def compare_results(
 ) -> Comparison:
     """Compare two runs given as files, folders or git revisions; of stores, the rows that fit `only`.
 
+    A row that its own raw samples contradict in one of the runs is left out of both, and named.
+
     Raises:
-        CompareError: for runs without a common row, a vanished row, a baseline or a sample that is zero, negative or
-            not finite, a mixture of fingerprints, a truncated input, or nothing comparable.
+        CompareError: for runs without a common row or one that was not left out, a vanished row, a baseline or a sample
+            that is zero, negative or not finite, a mixture of fingerprints, a truncated input, or nothing comparable.
         ReportError, StoreError: for inputs that cannot be read.
     """
-    before, after = (read_run(source, repository=repository, only=only) for source in (base, new))
+    before, after = (read_run(source, repository=repository, only=only, leave_out=True) for source in (base, new))
     return compare_runs(before, after, read_thresholds(thresholds))
 
 
@@ -157,6 +165,16 @@ class _Pair:
 def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
     """Compare two runs; see `compare_results`."""
     _require_rows(base, new)
+    left_out = (*base.contradicted.values(), *new.contradicted.values())
+    contradicted = base.contradicted.keys() | new.contradicted.keys()
+    base, new = base.without(contradicted), new.without(contradicted)
+    if not base.measured:
+        shown = [*left_out[:10], *([f"and {len(left_out) - 10} more"] if len(left_out) > 10 else [])]
+        raise CompareError(
+            "every row that could be compared is at odds with its own samples:\n"
+            + "".join(f"  {told}\n" for told in shown)
+            + "Restore the files, or measure the rows again with --force."
+        )
     _require_one_fingerprint(base, new)
     notes: list[str] = []
     decided: list[Decided] = []
@@ -208,7 +226,7 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
     if fresh:
         notes.append(f"{fresh} rows are new and have nothing to be compared with.")
     ordered = sorted(decided, key=lambda one: (ORDER.index(one.decision), one.metric, -_size(one)))
-    return Comparison(base.name, new.name, tuple(ordered), tuple(notes), thresholds.false_discovery_rate)
+    return Comparison(base.name, new.name, tuple(ordered), tuple(notes), thresholds.false_discovery_rate, left_out)
 
 
 def _require_one_fingerprint(base: Run, new: Run) -> None:
@@ -236,13 +254,15 @@ def _size(one: Decided) -> float:
 
 
 def _require_rows(base: Run, new: Run) -> None:
-    if not base.measured.keys() & new.measured.keys():
+    if not base.subjects & new.subjects:
         raise CompareError(
             f"{base.name} and {new.name} have no row in common: no cell was measured by the same backend in both."
         )
-    vanished = [base.measured[s] for s in base.measured.keys() - new.measured.keys()]
+    vanished = sorted(base.subjects - new.subjects)
     if vanished:
-        shown = "\n".join(f"  {one.backend}: {one.label}" for one in sorted(vanished, key=lambda m: m.subject)[:10])
+        told = {s: f"{one.backend}: {one.label}" for s, one in base.measured.items()}
+        told |= base.contradicted
+        shown = "\n".join(f"  {told[s]}" for s in vanished[:10])
         more = f"\n  and {len(vanished) - 10} more" if len(vanished) > 10 else ""
         raise CompareError(
             f"{len(vanished)} rows of {base.name} are not in {new.name}:\n{shown}{more}\n"

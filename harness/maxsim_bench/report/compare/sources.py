@@ -11,17 +11,18 @@ import statistics
 import subprocess
 import tarfile
 import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Set
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from maxsim_bench.declare.experiment import matches
+from maxsim_bench.record.contradictions import contradictions
 from maxsim_bench.record.files import StoreError
 from maxsim_bench.record.row import Row
-from maxsim_bench.record.samples import common_rounds, contradiction, misshapen, read_samples, samples_path
+from maxsim_bench.record.samples import common_rounds, misshapen, read_samples, samples_path
 from maxsim_bench.record.store import Store
 from maxsim_bench.report import names
 from maxsim_bench.report.load import ReportError, csv_files, newest
@@ -68,10 +69,25 @@ class Measured:
 
 @dataclass(frozen=True)
 class Run:
-    """Everything measured in one run, by subject."""
+    """Everything measured in one run, by subject.
+
+    Attributes:
+        contradicted: subject → the row, its file and what is wrong, in words, of rows that their own raw samples
+            contradict. None of them is among the measured.
+    """
 
     name: str
     measured: Mapping[str, Measured] = field(default_factory=dict)
+    contradicted: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def subjects(self) -> Set[str]:
+        """Of every row that the run holds."""
+        return self.measured.keys() | self.contradicted.keys()
+
+    def without(self, subjects: Collection[str]) -> Run:
+        """The run as if these had not been measured."""
+        return replace(self, measured={s: one for s, one in self.measured.items() if s not in subjects})
 
 
 @dataclass(frozen=True)
@@ -99,10 +115,19 @@ class Selection:
         )
 
 
-def read_run(source: str, *, repository: Path = Path("."), only: Selection = Selection()) -> Run:  # frozen
+def read_run(
+    source: str,
+    *,
+    repository: Path = Path("."),
+    only: Selection = Selection(),
+    leave_out: bool = False,  # frozen
+) -> Run:
     """A run by the name that the user gave it: a file, a folder, or `REVISION[:PATH]` of the repository.
 
     A revision reads its `results` folder unless a path is given after the colon. Of stores, the rows that fit `only`.
+
+    Args:
+        leave_out: keep rows that their own samples contradict apart, for whoever tells of them, instead of refusing.
 
     Raises:
         CompareError: for what is not there, empty, cut off, at odds with its own samples, or a mixture of machines.
@@ -116,11 +141,11 @@ def read_run(source: str, *, repository: Path = Path("."), only: Selection = Sel
             raise CompareError(f"{source}: rows can be chosen of stores, not of JSON of pytest-benchmark.")
         return Run(source, _from_benchmarks(path))
     if path.exists():
-        return Run(source, _checked(source, _from_stores(path, only), only))
+        return _checked(source, _from_stores(source, path, only), only, leave_out)
     revision, _, inside = source.partition(":")
     with tempfile.TemporaryDirectory() as folder:
         _extract(repository, revision, inside or "results", Path(folder), source)
-        return Run(source, _checked(source, _from_stores(Path(folder) / (inside or "results"), only), only))
+        return _checked(source, _from_stores(source, Path(folder) / (inside or "results"), only), only, leave_out)
 
 
 def _extract(repository: Path, revision: str, inside: str, into: Path, source: str) -> None:
@@ -136,8 +161,9 @@ def _extract(repository: Path, revision: str, inside: str, into: Path, source: s
         archive.extractall(into, filter="data")
 
 
-def _from_stores(root: Path, only: Selection) -> dict[str, Measured]:
+def _from_stores(source: str, root: Path, only: Selection) -> Run:
     found: dict[str, Measured] = {}
+    contradicted: dict[str, str] = {}
     for path in csv_files(root):
         content = path.read_bytes()
         if content and not content.endswith(b"\n"):
@@ -145,18 +171,26 @@ def _from_stores(root: Path, only: Selection) -> dict[str, Measured]:
                 f"{path}: its last line is cut off, so rows may be missing. Resume the run that wrote it, or drop the "
                 "line."
             )
-        rows = [row for row, _ in newest((row, path.name) for row in Store(path).rows())]
+        every = Store(path).rows()
+        rows = [row for row, _ in newest((row, path.name) for row in every)]
         samples = _samples_of(path, rows)
+        wrong = contradictions(every, samples)
         by_cell = {(row.cell.hash(), row.backend): row for row in rows}
         for row in filter(only.has, rows):
             base = by_cell.get((row.cell.hash(), row.speedup_baseline or ""))
             one = _measured(row, samples.get(row.key), samples.get(base.key) if base is not None else None)
-            found[one.subject] = one
-    return found
+            if row.key in wrong:
+                file = (
+                    source if path == root else f"{source}: {path.relative_to(root).as_posix()}"
+                )  # of a revision, too
+                contradicted[one.subject] = f"{file}: {wrong[row.key]}: {row.backend} on {one.label}"
+            else:
+                found[one.subject] = one
+    return Run(source, found, contradicted)
 
 
 def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
-    """Raw samples. Refused: a file that lacks those of a timed row, and rows whose time is not the median of theirs."""
+    """Raw samples. Refused: a file that lacks those of a timed row, and samples that no timer gives."""
     if not samples_path(path).exists():
         return {}
     samples = read_samples(path)
@@ -172,12 +206,6 @@ def _samples_of(path: Path, rows: Iterable[Row]) -> dict[str, Any]:
             raise CompareError(
                 f"{samples_path(path)}: {told} of {row.backend} on {_label(row)}, so nothing can be compared with it. "
                 "Measure it again with --force."
-            )
-        told = None if row.latency_ms is None else contradiction(row.latency_ms, samples.get(row.key))
-        if told is not None:
-            raise CompareError(
-                f"{path}: {told}: {row.backend} on {_label(row)}. One of the files was changed, so nothing can be "
-                "compared with it. Restore both, or measure it again with --force."
             )
     return samples
 
@@ -297,15 +325,21 @@ def _number(value: float) -> float:
         return math.inf
 
 
-def _checked(source: str, measured: dict[str, Measured], only: Selection) -> dict[str, Measured]:
-    """Refuse an empty run."""
-    if not measured and only:
+def _checked(source: str, run: Run, only: Selection, leave_out: bool) -> Run:
+    """Refuse an empty run, and unless they are to be left out, rows that their samples contradict."""
+    if not run.subjects and only:
         raise CompareError(f"{source}: holds no row that was asked for. Loosen --experiment, --backend or --where.")
-    if not measured:
+    if not run.subjects:
         raise CompareError(
             f"{source}: holds no rows. Is this the right folder? `maxsim-bench run` writes below results/."
         )
-    return measured
+    if run.contradicted and not leave_out:
+        first = next(iter(run.contradicted.values()))
+        raise CompareError(
+            f"{first}. One of the files was changed, so nothing can be compared with it. Restore both, or measure it "
+            "again with --force."
+        )
+    return run
 
 
 __all__ = ["CompareError", "Measured", "Run", "Selection", "StoreError", "read_run"]
