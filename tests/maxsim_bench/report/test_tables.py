@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.elements import artefacts
 from maxsim_bench.report.load import load
-from maxsim_bench.report.tables import Column, Table, latex_escape
+from maxsim_bench.report.tables import CELL, Column, Table, latex_escape
 
 DATA = Path(__file__).parent / "data"
 
@@ -52,6 +53,16 @@ def test_latex_has_booktabs_rules_and_escapes() -> None:
 def test_csv_holds_unrounded_values() -> None:
     lines = list(csv.reader(io.StringIO(table().csv())))
     assert lines == [["who", "ms"], ["a|b", "1.23456"], ["c_d & 5%", ""]]
+
+
+def test_a_column_that_needs_room_stands_everywhere_but_in_latex() -> None:
+    columns = [Column("who", "who", right=False), Column("ms", "time [ms]"), replace(CELL, roomy=True)]
+    roomy = table(columns=columns, frame=table().frame.assign(cell_hash="0123456789abcdef"))
+    assert "| time [ms] | cell |" in roomy.markdown()
+    assert "| 1.23 | 01234567 |" in roomy.markdown()
+    assert roomy.csv().splitlines()[1] == "a|b,1.23456,0123456789abcdef"
+    assert roomy.latex() == table().latex()
+    assert roomy.narrow().markdown() == table().markdown()
 
 
 def test_any_change_of_a_value_a_header_or_the_title_changes_the_hash() -> None:

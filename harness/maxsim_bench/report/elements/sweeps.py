@@ -16,7 +16,7 @@ from maxsim_bench.report.axes import NUMERIC_AXES, panels, slice_for_figures, va
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.figures import Figure, Lines, draw_lines, in_order, line_data
 from maxsim_bench.report.load import Results
-from maxsim_bench.report.tables import Column, Table, shown
+from maxsim_bench.report.tables import CELL, Column, Table, shown
 
 TITLES = {
     "latency": "Latency",
@@ -91,7 +91,7 @@ def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
     columns += [Column(c, "GPUs", partial(names.axis_value, c)) for c in cards[1:]]
     columns += [Column(a, a.replace("_", " "), partial(names.axis_value, a)) for a in axes]
     columns += [Column(b, names.backend(b), partial(_shown, metric.factor)) for b in kept]
-    columns.append(Column("cell_hash", "cell", lambda h: str(h)[:8], right=False))
+    columns.append(CELL)
     constant = {a: rows[a].iloc[0] for a in names.AXES if a not in axes and pd.notna(rows[a].iloc[0])}
     unit = f"{metric.unit} (the CSV: in bytes)" if key == "memory" else metric.unit
     caption = f"{_caption(key, rows)} In {unit}. {names.described(constant)}. An empty cell was not measured."
