@@ -83,7 +83,8 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
     \b
     Example: maxsim-bench plan forward --profile paper --gpu h200 --where Lq=32
     """
-    from maxsim_bench.planning import Filters, outline_lines
+    from maxsim_bench.declare.select import Filters
+    from maxsim_bench.planning import outline_lines
     from maxsim_bench.sweeps import nothing, outlines
 
     plans = outlines(gpu=gpu, **grid)
