@@ -16,6 +16,7 @@ import click
 from maxsim_bench import __version__
 from maxsim_bench.declare.experiment import PROFILES, DeclarationError
 from maxsim_bench.options import Finite, experiments_option, grid_options, json_option, places_options, results_option
+from maxsim_bench.printing import told_if_unwritable
 from maxsim_bench.stopping import STOPPED, terminated_as_interrupted
 
 
@@ -26,8 +27,17 @@ class Commands(click.Group):
         """In the order of a user's day, not of the alphabet."""
         return list(self.commands)
 
+    def make_context(self, *given: Any, **extra: Any) -> click.Context:
+        """As click makes it, where `--help` of the program is printed."""
+        with told_if_unwritable():
+            return super().make_context(*given, **extra)
+
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command. An exception of ours and an unusable file are a message and exit code 2; a bug shows."""
+        """Run a command. An exception of ours and what cannot be written are a message and exit code 2; a bug shows."""
+        with told_if_unwritable():
+            return self._told(ctx)
+
+    def _told(self, ctx: click.Context) -> Any:
         try:
             with terminated_as_interrupted():
                 return super().invoke(ctx)
@@ -73,7 +83,8 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
     \b
     Example: maxsim-bench plan forward --profile paper --gpu h200 --where Lq=32
     """
-    from maxsim_bench.planning import Filters, outline_lines
+    from maxsim_bench.declare.select import Filters
+    from maxsim_bench.planning import outline_lines
     from maxsim_bench.sweeps import nothing, outlines
 
     plans = outlines(gpu=gpu, **grid)

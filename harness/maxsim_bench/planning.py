@@ -5,54 +5,18 @@ Orchestration beside `cli.py`. May import: declare.
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.estimate import capacity, eager_bytes, input_bytes, plan_seconds
 from maxsim_bench.declare.experiment import Experiment, LeftOut, Plan, Planned, ProfileName
-from maxsim_bench.declare.select import parse_where, select
+from maxsim_bench.declare.select import Filters, select
 
+_WHOLE = Filters()
 IDLE = "leaves nothing out, on any card under any profile"
-_FOLDER = Path("experiments")
-Verb = Literal["plan", "run", "fidelity"]
-
-
-@dataclass(frozen=True)
-class Filters:
-    """The part of a grid that is asked for, in the words of the options of `plan` and `run`; `memory_cap` in bytes."""
-
-    where: tuple[str, ...] = ()
-    backends: tuple[str, ...] = ()
-    memory_cap: int | None = None
-    experiments: Path = _FOLDER
-
-    @property
-    def conditions(self) -> list[dict[str, Any]]:
-        """Of `where`. Raises `DeclarationError` for what cannot be meant."""
-        return parse_where(self.where)
-
-    def command(self, names: Iterable[str], profile: ProfileName, verb: Verb = "run", gpu: str | None = None) -> str:
-        """The command that shows or measures this part of the named experiments; of rankings the part by backend.
-
-        Args:
-            gpu: the card that "plan" is asked about, if it is not the one at hand.
-        """
-        rankings = verb == "fidelity"  # it takes no conditions on cells
-        words = ["maxsim-bench", verb, *([] if rankings else names), "--profile", profile]
-        words += [] if gpu is None else ["--gpu", gpu]
-        words += [word for name in self.backends for word in ("--backend", name)]
-        if not rankings:
-            words += [word for text in self.where for word in ("--where", text)]
-            words += [] if self.memory_cap is None else ["--memory-cap", str(self.memory_cap)]
-        words += [] if self.experiments == _FOLDER else ["--experiments", self.experiments.as_posix()]
-        return shlex.join(words)
 
 
 class Outline(BaseModel):
@@ -81,7 +45,7 @@ class Outline(BaseModel):
         return sum(len(p.backends) for p in self.planned)
 
 
-def outline(experiment: Experiment, gpu: str, profile: ProfileName, filters: Filters = Filters()) -> Outline:
+def outline(experiment: Experiment, gpu: str, profile: ProfileName, filters: Filters = _WHOLE) -> Outline:
     """The grid of `experiment` for one card under a profile, filtered; a memory cap is that of every cell."""
     under = experiment.under(profile)
     plan = experiment.plan(gpu, profile)

@@ -17,8 +17,9 @@ from maxsim_bench.declare.cell import Cell, row_key
 from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.declare.experiment import PROFILES, DeclarationError, Experiment, ProfileName
 from maxsim_bench.declare.load import suggest
+from maxsim_bench.declare.select import Filters, Verb
 from maxsim_bench.machine import this_machine
-from maxsim_bench.planning import Filters, Outline, Verb, describe, duration, outline, outline_lines
+from maxsim_bench.planning import Outline, describe, duration, outline, outline_lines
 from maxsim_bench.progress import SweepProgress, outcome
 from maxsim_bench.record.row import Row
 

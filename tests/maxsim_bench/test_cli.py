@@ -18,11 +18,15 @@ from maxsim_bench.catalogue import find_cell
 from maxsim_bench.cli import main
 from maxsim_bench.cli_page import page
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import Experiment, matches
+from maxsim_bench.declare.select import Filters, parse_where, select, where_text
 from maxsim_bench.doctor import EXTRAS, Diagnosis, diagnosis_lines, why_not
 from maxsim_bench.measure.ceilings import Ceilings
 from maxsim_bench.record.environments import add_environments
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.store import Store
+from maxsim_bench.report.declared import Declared
+from maxsim_bench.report.origins import command as command_of
 
 ROOT = Path(__file__).parents[2]
 TINY = """\
@@ -665,3 +669,57 @@ def test_a_file_that_cannot_be_used_is_a_message_and_not_a_traceback(invoke: Inv
         2,
         "Error: local/tiny.csv: Is a directory. Check the path, or name another.\n",
     )
+
+
+def read_back(command: str) -> dict[str, object]:
+    """What click's parser makes of a command that a reader copies into a shell."""
+    program, verb, *words = shlex.split(command)
+    assert program == "maxsim-bench"
+    return main.commands[verb].make_context(verb, words).params
+
+
+def test_every_command_that_is_told_is_read_back_as_it_was_meant(tmp_path: Path) -> None:
+    """Quoted for a shell: filters with comparisons, names with spaces and quotes."""
+    where = ("B>1", "dtype=fp16,fp32", "variant.loss=it's; rm -rf $HOME", "inputs=my data")
+    experiments = tmp_path / "my grids & others"
+    filters = Filters(where, ("eager", "a b"), 42_400_000_000, experiments)
+    told = read_back(filters.command(["one", "two"], "paper", "run", force=True))
+    assert (told["names"], told["profile"], told["force"]) == (("one", "two"), "paper", True)
+    assert (told["where"], told["backends"]) == (where, ("eager", "a b"))
+    assert (told["memory_cap"], told["experiments"]) == (42_400_000_000, experiments)
+    told = read_back(filters.command(["one"], "full", "plan", "h200"))
+    assert (told["names"], told["gpu"], told["where"]) == (("one",), "h200", where)
+    told = read_back(filters.command(["one"], "smoke", "fidelity"))
+    assert (told["datasets"], told["backends"], told["profile"]) == ((), ("eager", "a b"), "smoke")
+
+
+def test_the_command_of_a_cell_chooses_that_cell_alone() -> None:
+    axes = {
+        "Nq": 1, "B": [1, 2], "Lq": 3, "Ld": 4, "d": 8, "dtype": "fp32", "inputs": ["my data", "random"],
+        "length_distribution": "uniform:1:4", "memory_cap": ["none", "40GB"], "variant": {"loss": ["it's $HOME", "b"]},
+    }  # fmt: skip
+    experiment = Experiment(name="tiny", title="t", backends=("eager",), axes=axes)
+    plan = experiment.plan("h200")
+    capped = [one.cell for one in plan.planned if one.cell.memory_cap]
+    assert len(capped) == 8
+    for cell in capped:
+        told = read_back(command_of(cell, Declared({"tiny": experiment})))
+        assert told["names"] == ("tiny",)
+        assert [one.cell for one in select(plan, parse_where(told["where"]))] == [cell]  # type: ignore[arg-type]
+
+
+def test_the_command_of_a_ranking_is_quoted_too() -> None:
+    cell = Cell(experiment="fidelity", gpu="cpu", op="fidelity", dataset="my folder/a", encoder="minilm:512", split="x")
+    told = read_back(command_of(cell, Declared({})))
+    assert (told["datasets"], told["encoder"], told["split"]) == (("my folder/a",), "minilm:512", "x")
+
+
+@pytest.mark.parametrize(
+    ("condition", "text"),
+    [(32, "Lq=32"), ([32, 64], "Lq=32,64"), (">= 32", "Lq>=32"), ("< B", "Lq<B"), ("none", "Lq=none")],
+)
+def test_a_condition_of_a_grid_is_a_filter_that_means_the_same(condition: object, text: str) -> None:
+    assert where_text("Lq", condition) == text
+    cells = [Cell(experiment="x", gpu="cpu", op="forward", Lq=Lq, B=40) for Lq in (None, 16, 32, 64)]
+    (read,) = parse_where([text])
+    assert [matches(read, cell) for cell in cells] == [matches({"Lq": condition}, cell) for cell in cells]

@@ -9,7 +9,8 @@ import pytest
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import Experiment
-from maxsim_bench.planning import Filters, describe, duration, outline, outline_lines, size, varying
+from maxsim_bench.declare.select import Filters
+from maxsim_bench.planning import describe, duration, outline, outline_lines, size, varying
 
 
 @pytest.mark.parametrize(("seconds", "told"), [(0.2, "1 s"), (89.4, "89 s"), (90, "2 min"), (7500, "2 h 5 min")])

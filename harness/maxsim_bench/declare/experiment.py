@@ -35,6 +35,7 @@ VARIANT = "variant."
 
 # The caps that the paper's figures call 40 GB and 80 GB: the usable bytes of its two A100 cards.
 NAMED_CAPS = {"40GB": 42_400_000_000, "80GB": 85_000_000_000}
+_SIZES = "Write bytes, or a number with MB, GB, MiB or GiB: 40GB"
 _UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
@@ -48,6 +49,8 @@ class DeclarationError(ValueError):
 
 def parse_bytes(value: str | int | float) -> int:
     """Bytes from 42.4e9, "16GB" (10⁹), "16GiB" (2³⁰); "40GB" and "80GB" mean the cards of the paper (`NAMED_CAPS`)."""
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise ValueError(f"{value!r} is not a size. {_SIZES}")
     if not isinstance(value, str):
         amount = float(value)
     elif value.replace(" ", "").upper() in NAMED_CAPS:
@@ -58,9 +61,7 @@ def parse_bytes(value: str | int | float) -> int:
         try:
             amount = float(digits) * _UNITS[text[len(digits) :] or "B"]
         except (ValueError, KeyError):
-            raise ValueError(
-                f"{value!r} is not a size. Write bytes, or a number with MB, GB, MiB or GiB: 40GB"
-            ) from None
+            raise ValueError(f"{value!r} is not a size. {_SIZES}") from None
     if not 1 <= amount < float("inf"):
         raise ValueError(f"{value!r} is not a size of at least one byte")
     return int(amount)

@@ -14,6 +14,7 @@ from maxsim_bench.declare.estimate import capacity, input_bytes, known_gpus
 from maxsim_bench.declare.experiment import (
     PROFILES,
     VARIANT,
+    DeclarationError,
     Experiment,
     LeaveOut,
     LeftOut,
@@ -135,7 +136,10 @@ def _product(experiment: Experiment, gpu: str) -> Iterator[Cell]:
 
 
 def flat_axes(experiment: Experiment) -> dict[str, list[tuple[Any, ...]]]:
-    """Axis key → rows of typed values, one for each axis the key names; `timing.policies` is an axis like any other."""
+    """Axis key → rows of typed values, one for each axis the key names; `timing.policies` is an axis like any other.
+
+    Raises `DeclarationError` for a value that its axis does not take.
+    """
     declared = dict(experiment.axes)
     variants = declared.pop("variant", {})
     declared.update({VARIANT + name: values for name, values in variants.items()})
@@ -147,5 +151,14 @@ def flat_axes(experiment: Experiment) -> dict[str, list[tuple[Any, ...]]]:
         rows = given if isinstance(given, (list, tuple)) else [given]
         if len(names) == 1:
             rows = [[value] for value in rows]
-        flat[key] = [tuple(axis_value(n, v) for n, v in zip(names, row, strict=True)) for row in rows]
+        flat[key] = [tuple(_typed(experiment, key, n, v) for n, v in zip(names, row, strict=True)) for row in rows]
     return flat
+
+
+def _typed(experiment: Experiment, key: str, axis: str, value: Any) -> Any:
+    """The value of an axis. A file's are checked where it is loaded; one that code declared says here what is wrong."""
+    try:
+        return axis_value(axis, value)
+    except ValueError as error:
+        where = experiment.source or experiment.name
+        raise DeclarationError([f"{where}: axes.{key}: {axis} = {value!r}, but {error}."]) from None

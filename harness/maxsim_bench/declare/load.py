@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import math
 import re
+import reprlib
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import ValidationError
 
@@ -33,6 +34,9 @@ from maxsim_bench.declare.experiment import (
     split_axes,
 )
 from maxsim_bench.declare.grid import flat_axes
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 Path_ = tuple[str | int, ...]  # where in the file: ("profiles", "smoke", "axes", "B")
 _MOST_CELLS = 100_000  # a mistyped list multiplies; at a second a cell this is more than a day
@@ -102,7 +106,7 @@ def _mistakes(path: Path, given: dict[str, Any], backends: Collection[str] | Non
     try:
         experiment = Experiment.model_validate({**given, "source": str(path)})
     except ValidationError as error:
-        yield from (_from_pydantic(e["loc"], e["type"], e["msg"]) for e in error.errors())
+        yield from map(_from_pydantic, error.errors())
         experiment = None
     for at, axes in _tables(given, "axes"):
         yield from _axis_mistakes(at, axes)
@@ -115,7 +119,8 @@ def _mistakes(path: Path, given: dict[str, Any], backends: Collection[str] | Non
             ("name",),
             f"{given['name']!r}, but the file is {path.name}. Name both alike, the CSV too takes this name.",
         )
-    if experiment is not None:
+    free = [axes.get("variant", {}) for _, axes in _tables(given, "axes")]
+    if experiment is not None and all(isinstance(axes, dict) for axes in free):  # else no profile can be applied
         for profile in PROFILES:
             if profile != "full" and profile not in experiment.profiles:
                 continue
@@ -140,16 +145,26 @@ def _size_mistakes(experiment: Experiment) -> Iterator[tuple[Path_, str]]:
             )
 
 
-def _from_pydantic(loc: Path_, kind: str, message: str) -> tuple[Path_, str]:
+# What pydantic calls a value that TOML calls otherwise.
+_CALLED = {"model_type": "a table", "model_attributes_type": "a table", "dict_type": "a table", "tuple_type": "a list"}
+
+
+def _from_pydantic(error: ErrorDetails, at: Path_ = ()) -> tuple[Path_, str]:
+    """A mistake that pydantic found, with its place below `at`: what was given, and what is allowed."""
+    loc, kind = (*at, *error["loc"]), error["type"]
     if kind == "extra_forbidden":
         table = next((str(part) for part in reversed(loc[:-1]) if isinstance(part, str)), "")
-        return loc, f"unknown key. {suggest(str(loc[-1]), _FIELDS[table])}"
+        if table in _FIELDS:  # else it stands below a key that is told itself
+            return loc, f"unknown key. {suggest(str(loc[-1]), _FIELDS[table])}"
     if kind == "missing":
         return loc[:-1], f"{loc[-1]} is missing."
-    if loc and loc[0] == "profiles" and loc[-1] == "[key]":
-        return loc[:-1], f"unknown profile. {suggest(str(loc[1]), ('smoke', 'paper'))} The file itself is full."
-    message = message.removeprefix("Value error, ")
-    return loc, message[0].lower() + message[1:] + "."
+    if len(loc) > 1 and loc[0] == "profiles" and loc[1] not in _FIELDS["profiles"]:
+        return loc[:2], f"unknown profile. {suggest(str(loc[1]), _FIELDS['profiles'])} The file itself is full."
+    if kind == "value_error":  # of a validator of ours, which shows the value
+        message = error["msg"].removeprefix("Value error, ")
+        return loc, message[0].lower() + message[1:] + "."
+    message = f"Input should be {_CALLED[kind]}" if kind in _CALLED else error["msg"]
+    return loc, f"{reprlib.repr(error['input'])}, but {message[0].lower() + message[1:]}."
 
 
 def _tables(given: Any, name: str, at: Path_ = ()) -> Iterator[tuple[Path_, dict[str, Any]]]:
@@ -205,7 +220,8 @@ def _value_mistakes(at: Path_, names: list[str], given: Any) -> Iterator[tuple[P
             try:
                 axis_value(name, value)
             except (ValueError, TypeError) as error:
-                yield at, f"{name} = {value!r}, but {error}. Remove or correct it."
+                todo = "Take it out of its inner list" if isinstance(value, list) else "Remove or correct it"
+                yield at, f"{name} = {value!r}, but {error}. {todo}."
 
 
 def condition_mistakes(when: Mapping[str, Any], variants: Collection[str] | None = None) -> Iterator[tuple[str, str]]:
@@ -307,8 +323,7 @@ def _profile_mistakes(experiment: Experiment, profile: ProfileName) -> Iterator[
     try:
         changed = experiment.under(profile)
     except ValidationError as error:
-        for e in error.errors():
-            yield _from_pydantic((*at, "timing", *e["loc"]), e["type"], e["msg"])
+        yield from (_from_pydantic(e, (*at, "timing")) for e in error.errors())
         return
     named = [n for key in changed.axes for n in split_axes(key)]
     for axis in sorted({n for n in named if named.count(n) > 1}):

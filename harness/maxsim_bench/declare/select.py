@@ -1,17 +1,33 @@
 """Filters of the command line: `Lq=32`, `B>=1000`, `B>Nq`, `dtype!=fp32`, `chunk=none`, by the type of the axis.
 
+Read from words, and said as the command that a reader types.
+
 Room: `declare`. Imports nothing else of ours.
 """
 
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Mapping
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
 
-from maxsim_bench.declare.experiment import AXES, VARIANT, DeclarationError, Plan, Planned, axis_value, matches
+from maxsim_bench.declare.experiment import (
+    AXES,
+    VARIANT,
+    DeclarationError,
+    Plan,
+    Planned,
+    ProfileName,
+    axis_value,
+    matches,
+)
 from maxsim_bench.declare.load import condition_mistakes, suggest
 
+_FOLDER = Path("experiments")
+Verb = Literal["plan", "run", "fidelity"]
 _ORDERS = ("<", "<=", ">", ">=")
 _FILTER = re.compile(r"\s*([\w.]+)\s*(<=|>=|!=|<|>|=)\s*(.+?)\s*")
 
@@ -54,6 +70,50 @@ def parse_where(texts: Iterable[str]) -> list[dict[str, Any]]:
     if problems:
         raise DeclarationError(problems)
     return found
+
+
+@dataclass(frozen=True)
+class Filters:
+    """The part of a grid that is asked for, in the words of the options of `plan` and `run`; `memory_cap` in bytes."""
+
+    where: tuple[str, ...] = ()
+    backends: tuple[str, ...] = ()
+    memory_cap: int | None = None
+    experiments: Path = _FOLDER
+
+    @property
+    def conditions(self) -> list[dict[str, Any]]:
+        """Of `where`. Raises `DeclarationError` for what cannot be meant."""
+        return parse_where(self.where)
+
+    def command(
+        self, names: Iterable[str], profile: ProfileName, verb: Verb = "run", gpu: str | None = None,
+        *, force: bool = False,
+    ) -> str:  # fmt: skip
+        """The command that shows or measures this part of the named experiments; of rankings the part by backend.
+
+        Quoted for a shell; whatever names a command to a reader takes it from here.
+
+        Args:
+            gpu: the card that "plan" is asked about, if it is not the one at hand.
+            force: measure again what is finished.
+        """
+        rankings = verb == "fidelity"  # it takes no conditions on cells
+        words = ["maxsim-bench", verb, *([] if rankings else names), "--profile", profile]
+        words += [] if gpu is None else ["--gpu", gpu]
+        words += ["--force"] if force else []
+        words += [word for name in self.backends for word in ("--backend", name)]
+        if not rankings:
+            words += [word for text in self.where for word in ("--where", text)]
+            words += [] if self.memory_cap is None else ["--memory-cap", str(self.memory_cap)]
+        words += [] if self.experiments == _FOLDER else ["--experiments", self.experiments.as_posix()]
+        return shlex.join(words)
+
+
+def where_text(axis: str, condition: Any) -> str:
+    """The filter that says what a condition of a grid does: a value, a list of values, or a comparison (">= 5000")."""
+    text = ",".join(map(str, condition)) if isinstance(condition, (list, tuple)) else str(condition)
+    return f"{axis}{text.replace(' ', '')}" if text[:1] in "<>" else f"{axis}={text}"
 
 
 def select(plan: Plan, where: Iterable[Mapping[str, Any]], backends: Iterable[str] = ()) -> list[Planned]:

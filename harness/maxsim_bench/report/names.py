@@ -173,13 +173,32 @@ METRICS = {
     "ceiling": Metric("percent_of_ceiling", "of the binding ceiling", "%", higher_is_better=True),
 }
 
+_BYTES = (("GB", 1e-9), ("MB", 1e-6), ("kB", 1e-3))
+
 
 def readable(metric: Metric, rows: pd.DataFrame) -> Metric:
     """Bytes in the unit of the largest value shown; other metrics as they are."""
     if metric.unit != "GB":
         return metric
     largest = rows[metric.column].max()
-    unit, factor = next(((u, f) for u, f in (("GB", 1e-9), ("MB", 1e-6)) if largest * f >= 1), ("kB", 1e-3))
+    unit, factor = next(((u, f) for u, f in _BYTES if largest * f >= 1), _BYTES[-1])
+    return replace(metric, unit=unit, factor=factor)
+
+
+def tabulated(metric: Metric, rows: pd.DataFrame) -> Metric:
+    """Bytes in one unit for a whole table; other metrics as they are.
+
+    The unit of the largest value, or a smaller one in which the smallest is not below 0.001, but none in which the
+    largest has more than six digits: calls that keep a few kB stand beside those that fill the card, and an exponent
+    between plain numbers is hard to read.
+    """
+    largest = readable(metric, rows)
+    values = rows.loc[rows[metric.column] > 0, metric.column]
+    if metric.unit != "GB" or values.empty:
+        return largest
+    smaller = [(u, f) for u, f in _BYTES if f >= largest.factor and values.max() * f < 1e6]
+    fit = [(u, f) for u, f in smaller if values.min() * f >= 1e-3]
+    unit, factor = fit[0] if fit else smaller[-1]
     return replace(metric, unit=unit, factor=factor)
 
 

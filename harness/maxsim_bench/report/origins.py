@@ -15,7 +15,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.declare.experiment import AXES
+from maxsim_bench.declare.experiment import AXES, VARIANT, ProfileName
+from maxsim_bench.declare.select import Filters, where_text
 from maxsim_bench.record.environments import session_of
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import samples_path
@@ -134,26 +135,24 @@ def _axes(cell: Cell) -> dict[str, Any]:
 def command(cell: Cell, declared: Declared) -> str:
     """The command that measures a cell again, on its card; empty for one that no file declares any more."""
     if cell.op == "fidelity":
-        split = f" --split {cell.split}" if cell.split else ""
-        dtype = f" --dtype {cell.dtype}" if cell.dtype else ""
-        return f"maxsim-bench fidelity {cell.dataset} --encoder {cell.encoder}{split}{dtype} --force"
+        words = ["maxsim-bench", "fidelity", str(cell.dataset), "--encoder", str(cell.encoder)]
+        words += ["--split", cell.split] if cell.split else []
+        words += ["--dtype", cell.dtype] if cell.dtype else []
+        return shlex.join([*words, "--force"])
+    profiles: tuple[ProfileName, ...] = ("paper", "full", "smoke")
     profile = next(
-        (
-            p
-            for p in ("paper", "full", "smoke")
-            if any(planned.cell == cell for planned in declared.grid(cell.experiment, cell.gpu, p))
-        ),
+        (p for p in profiles if any(planned.cell == cell for planned in declared.grid(cell.experiment, cell.gpu, p))),
         None,
     )
     if profile is None:
         return ""
-    words = ["maxsim-bench", "run", cell.experiment, "--profile", profile, "--force"]
+    where: list[str] = []
     for axis, value in _axes(cell).items():
         if axis == "variant":
-            words += [word for pair in str(value).split(";") for word in ("--where", f"variant.{pair}")]
+            where += [f"{VARIANT}{pair}" for pair in str(value).split(";")]
         elif axis in AXES and axis != "seed":
-            words += ["--where", f"{axis}={value}"]
-    return shlex.join(words)
+            where.append(where_text(axis, value))
+    return Filters(tuple(where)).command([cell.experiment], profile, force=True)
 
 
 def _numbers(row: Row) -> dict[str, str]:

@@ -32,7 +32,7 @@ def readme_block(results: Results, made: Sequence[Artefact], verdicts: Ledger, f
     measured = results.measured.groupby("device").size()
     without = frame.loc[frame["status"] != "ok", "status"].value_counts()
     return templates().get_template("readme.md.j2").render(
-        tables=[(_below_bold_title(t), WHOLE.get(t.name, "")) for t in shown],
+        tables=[(_below_bold_title(t.narrow()), WHOLE.get(t.name, "")) for t in shown],
         figures=[figures[name] for name in FIGURES if name in figures],
         goals=[
             (name, _below_bold_title(_short(t)))

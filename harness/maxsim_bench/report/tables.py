@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -37,12 +37,22 @@ def shown(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """A column: key in the frame, header with its unit, how a value is spelled, whether it is a number."""
+    """A column: key in the frame, header with its unit, how a value is spelled, whether it is a number.
+
+    Attributes:
+        roomy: it stands where there is room for it (files of the repository, page, CSV), not in the column of a paper
+            nor in the README.
+    """
 
     key: str
     header: str
     format: Format = shown
     right: bool = True
+    roomy: bool = False
+
+
+# What leads from a number to its row: `maxsim-bench show CELL`, and the link on the page.
+CELL = Column("cell_hash", "cell", lambda digest: str(digest)[:8], right=False)
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,11 @@ class Table:
 
     def latex(self) -> str:
         """A `table` with booktabs rules; needs \\usepackage{booktabs}."""
-        return _render("table.tex.j2", self)
+        return _render("table.tex.j2", self.narrow())
+
+    def narrow(self) -> Table:
+        """Without the columns that need room."""
+        return replace(self, columns=[column for column in self.columns if not column.roomy])
 
     def csv(self) -> str:
         """Unrounded values under the keys of the columns."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from maxsim_bench.declare.experiment import DeclarationError, parse_bytes
+from maxsim_bench.declare.experiment import DeclarationError, Experiment, parse_bytes
 from maxsim_bench.declare.load import load, load_directory
 
 KNOWN = ("eager", "fused", "chunked")
@@ -103,17 +103,71 @@ when = { B = "> many" }
          "Write bytes, or a number with MB, GB, MiB or GiB: 40GB. Remove or correct it."),
         (("B = [1, 2]", "B = [1, 2"), "tiny.toml:9: not TOML: Unclosed array."),
         (("[axes]", "allow = [3]\n[axes]"),
-         "tiny.toml:6: allow: input should be a valid dictionary or instance of AllowedFailure."),
+         "tiny.toml:6: allow: 3, but input should be a table."),
         (("[axes]", "profiles = { smoke = 3 }\n[axes]"),
-         "tiny.toml:6: profiles.smoke: input should be a valid dictionary or instance of Profile."),
+         "tiny.toml:6: profiles.smoke: 3, but input should be a table."),
         (("[axes]", "profiles = { smoke = { backends = 3 } }\n[axes]"), "tiny.toml:6: profiles.smoke.backends: "
-         "input should be a valid tuple."),
+         "3, but input should be a list."),
         (("B = [1, 2]", 'gpu = [["cpu"]]'), "tiny.toml:8: axes.gpu: unknown card ['cpu']. Did you mean 'cpu'?"),
+        (('baseline = "eager"', 'isolation = ["fresh"]'),
+         "tiny.toml:4: isolation: ['fresh'], but input should be 'shared' or 'fresh'."),
+        (("B = [1, 2]", "variant = 3"), "tiny.toml:8: axes.variant: is a table: [axes.variant] with one list for each "
+         "free axis."),
+        (('"none", "40GB"', '["40GB"]'), "tiny.toml:9: axes.memory_cap: memory_cap = ['40GB'], but ['40GB'] is not a "
+         "size. Write bytes, or a number with MB, GB, MiB or GiB: 40GB. Take it out of its inner list."),
+        (('"none", "40GB"', "true"), "tiny.toml:9: axes.memory_cap: memory_cap = True, but True is not a size. "
+         "Write bytes, or a number with MB, GB, MiB or GiB: 40GB. Remove or correct it."),
         (('baseline = "eager"', 'baseline = "eager"\nname = "x"'), "tiny.toml:5: not TOML: Cannot overwrite a value."),
     ],
 )  # fmt: skip
 def test_each_mistake_has_its_line_and_its_remedy(tmp_path: Path, change: tuple[str, str], told: str) -> None:
     assert problems(tmp_path, GOOD.replace(*change)) == [told]
+
+
+@pytest.mark.parametrize(
+    ("given", "shown", "todo"),
+    [
+        ('"al"', "'al'", "Remove or correct it."),
+        ('["al"]', "'al'", "Remove or correct it."),
+        ('[["all"]]', "['all']", "Take it out of its inner list."),
+        ("[[]]", "[]", "Take it out of its inner list."),
+        ("[true]", "True", "Remove or correct it."),
+        ('{ of = "all" }', "{'of': 'all'}", "Remove or correct it."),
+    ],
+)
+@pytest.mark.parametrize("table", ["axes", "profiles.smoke.axes"])
+def test_a_word_that_an_axis_does_not_take_is_told_with_those_that_it_does(
+    tmp_path: Path, table: str, given: str, shown: str, todo: str
+) -> None:
+    text = f"{GOOD}[profiles.smoke.axes]\npairing = {given}\n" if "." in table else f"{GOOD}pairing = {given}\n"
+    assert problems(tmp_path, text) == [
+        f"tiny.toml:{14 if '.' in table else 13}: {table}.pairing: pairing = {shown}, but input should be 'all', "
+        f"'pairs' or 'candidates'. {todo}"
+    ]
+
+
+@pytest.mark.parametrize("given", ["3", '"all"', '["all"]', "[]"])
+def test_free_axes_of_a_profile_that_are_no_table_are_told_and_not_applied(tmp_path: Path, given: str) -> None:
+    assert problems(tmp_path, f"{GOOD}[profiles.smoke.axes]\nvariant = {given}\n") == [
+        "tiny.toml:14: profiles.smoke.axes.variant: is a table: [axes.variant] with one list for each free axis."
+    ]
+
+
+def test_what_stands_in_an_unknown_profile_is_not_told_beside_its_name(tmp_path: Path) -> None:
+    assert problems(tmp_path, f"{GOOD}[profiles.big]\nsize = 3\n") == [
+        "tiny.toml:13: profiles.big: unknown profile. Choose from paper, smoke. The file itself is full."
+    ]
+
+
+@pytest.mark.parametrize("given", ["al", ["al"], [["all"]]])
+def test_a_grid_declared_in_code_says_which_axis_takes_which_words(given: object) -> None:
+    experiment = Experiment(name="tiny", title="t", backends=("eager",), axes={"Nq": 1, "pairing": given})
+    value = given[0] if isinstance(given, list) else given
+    with pytest.raises(DeclarationError) as caught:
+        experiment.cells("h200")
+    assert caught.value.problems == [
+        f"tiny: axes.pairing: pairing = {value!r}, but input should be 'all', 'pairs' or 'candidates'."
+    ]
 
 
 @pytest.mark.parametrize(
@@ -137,11 +191,12 @@ def test_a_condition_that_no_cell_can_be_judged_by_is_a_mistake(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("line", "told"),
     [
-        ("setup_seconds = { fused = nan }", "timing.setup_seconds.fused: input should be a finite number."),
-        ("setup_seconds = { fused = -1 }", "timing.setup_seconds.fused: input should be greater than or equal to 0."),
+        ("setup_seconds = { fused = nan }", "timing.setup_seconds.fused: nan, but input should be a finite number."),
+        ("setup_seconds = { fused = -1 }", "timing.setup_seconds.fused: -1, but input should be greater "
+         "than or equal to 0."),
         ("setup_seconds = { fuse = 1 }", "timing.setup_seconds: 'fuse' is not among the backends of this experiment. "
          "Did you mean 'fused'?"),
-        ("timeout_s = inf", "timing.timeout_s: input should be a finite number."),
+        ("timeout_s = inf", "timing.timeout_s: inf, but input should be a finite number."),
         ("max_samples = 3", "timing.max_samples: 3 is less than min_samples = 10."),
     ],
 )  # fmt: skip

@@ -146,6 +146,8 @@ def test_the_readme_keeps_what_stands_around_the_block(built: Built) -> None:
     assert text.endswith(f"{END}\n\nAfter.\n")
     block = current_block(built.readme)
     assert block is not None
+    assert "| eager's [MB] |\n" in block  # the column of cells is for where there is room
+    assert "| eager's [MB] | cell |\n" in (built.figures / "summary" / "forward-h200.md").read_text()
     assert "fused (ours) [ms]" in block
     for link in re.findall(r"\]\(([^)]+)\)", block):
         assert (built.readme.parent / link).exists(), link

@@ -17,6 +17,7 @@ from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report import names, style
 from maxsim_bench.report.axes import MOST_PANELS, panels, slice_for_figures, varying
 from maxsim_bench.report.elements import artefacts, makers
+from maxsim_bench.report.elements.headline import SIZES
 from maxsim_bench.report.figures import Figure, _apart
 from maxsim_bench.report.load import load
 from maxsim_bench.report.tables import Table
@@ -472,6 +473,23 @@ def test_the_table_of_limits_sets_ours_beside_the_faster_peer(made: Any) -> None
     told = {int(line["Nq"]): (line["documents"], line["Ld"]) for _, line in table.frame.iterrows()}
     assert told[64] == ("shared", str(cells[0].Ld))
     assert told[32] == ("their own", "uniform:20:512 (masked)")
+
+
+def test_a_line_of_a_short_table_leads_to_its_cell(made: Any, forward_rows: list[Row]) -> None:
+    """As `maxsim-bench show` takes it: last, in full in the CSV; the README has no room for it."""
+    audited = [ranking("reference", 0.0), ranking("fused", 0.0)]
+    limited = made.sweep([made.cell(experiment="forward_limits", Nq=64)], ["eager", "fused", "lik"])
+    tables = found(made.results([*forward_rows, *limited, *audited]))
+    for name, rows in (
+        ("summary/forward-h200", [row for row in forward_rows if row.cell.gpu == "h200" and row.cell.B in SIZES]),
+        ("summary/limits-h200", limited),
+        ("summary/quality", audited),
+    ):
+        lines = tables[name].frame["cell_hash"]
+        assert set(lines) == {row.cell.hash() for row in rows}, name
+        assert [line[-1] for line in tables[name].cells()] == [digest[:8] for digest in lines]
+        assert tables[name].csv().splitlines()[0].endswith(",cell_hash")
+        assert "cell_hash" not in [column.key for column in tables[name].narrow().columns]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from maxsim_bench.declare.experiment import PROFILES, Planned, ProfileName
+from maxsim_bench.declare.select import Filters, where_text
 from maxsim_bench.report.claims.match import allowed, answering, cell_fits, wanted_axes
 from maxsim_bench.report.claims.paper import Answering, Claim, Fill, Paper, Rule
 from maxsim_bench.report.declared import Declared
@@ -132,10 +133,6 @@ def _command(
     sizes = {axis: getattr(claim, axis) for axis in rule.axes if getattr(claim, axis) is not None}
     wanted = {**(fill.when if fill is not None else {}), **wanted_axes(claim, rule, who)}
     fixed = {a: v for a, v in wanted.items() if not isinstance(v, dict)}
-    words = ["maxsim-bench", "run", experiment, "--profile", profile]
-    if not claim.baseline:  # a ratio needs its baseline in the same run
-        words += ["--backend", backend]
-    for axis, value in {**sizes, **fixed}.items():
-        text = ",".join(str(v) for v in value) if isinstance(value, (list, tuple)) else str(value)
-        words += ["--where", f"{axis}{text.replace(' ', '')}" if text[:1] in "<>" else f"{axis}={text}"]
-    return shlex.join(words)
+    where = tuple(where_text(axis, value) for axis, value in {**sizes, **fixed}.items())
+    measured = () if claim.baseline else (backend,)  # a ratio needs its baseline in the same run
+    return Filters(where, measured).command([experiment], profile)

@@ -6,6 +6,7 @@ Room: `report`. May import: record, declare.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -15,7 +16,7 @@ from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.paired import Pairs, timed_together
-from maxsim_bench.report.tables import Column, Table
+from maxsim_bench.report.tables import CELL, Column, Table
 
 SHAPES = {
     (32, 300): "textual", (32, 1024): "long documents", (128, 1024): "medium", (512, 1024): "visual",
@@ -88,6 +89,7 @@ def _table(device: str, rows: pd.DataFrame, ratios: _Ratios) -> Table:
         Column("ceiling", "ours, of ceiling", lambda v: f"{v:.0f} %" if pd.notna(v) else ""),
         Column("memory", "ours, extra memory [MB]"),
         Column("eager_memory", "eager's [MB]"),
+        replace(CELL, roomy=True),
     ]
     return Table(
         f"summary/forward-{device}", f"One query against a corpus on {names.card(device)}", columns, table,
@@ -117,6 +119,7 @@ def _line(shape: tuple[int, int], size: float, rows: pd.DataFrame, ratios: _Rati
         "ceiling": own.get("percent_of_ceiling", float("nan")),
         "memory": own.get("peak_extra_bytes", float("nan")) / 1e6,
         "eager_memory": here["peak_extra_bytes"].get("eager", float("nan")) / 1e6,
+        "cell_hash": here["cell_hash"].iloc[0],
     }  # fmt: skip
 
 
@@ -144,6 +147,7 @@ def limits(results: Results) -> Iterator[Table]:
             Column("ours", "fused (ours) [ms]"),
             *_ratio_columns("better peer / ours"),
             Column("ceiling", "ours, of ceiling", lambda v: f"{v:.0f} %" if pd.notna(v) else ""),
+            replace(CELL, roomy=True),
         ]
         yield Table(
             f"summary/limits-{device}", f"Where the choice of implementation matters, on {names.card(str(device))}",
@@ -167,5 +171,5 @@ def _limit(cell: pd.DataFrame, ratios: _Ratios) -> dict[str, Any] | None:
         "documents": "their own" if own["pairing"] == "candidates" else "shared",
         "Ld": f"{own['length_distribution']} ({own['layout']})" if ragged else f"{own['Ld']:.0f}",
         "eager": times.get("eager", float("nan")), "peer": peer, "ours": own["latency_ms"],
-        **ratios.of(here), "ceiling": own["percent_of_ceiling"],
+        **ratios.of(here), "ceiling": own["percent_of_ceiling"], "cell_hash": own["cell_hash"],
     }  # fmt: skip

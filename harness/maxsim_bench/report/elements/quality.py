@@ -17,7 +17,7 @@ from maxsim_bench.report.elements import element
 from maxsim_bench.report.elements.fidelity import LIMIT, fidelity_rows
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.paired import Pairs
-from maxsim_bench.report.tables import Column, Table
+from maxsim_bench.report.tables import CELL, Column, Table
 
 INT8_LIMIT = 3e-3  # of |ΔnDCG@10| for documents of INT8 codes: what `maxsim-bench fidelity` holds them to
 EXACT, INT8 = ("ours", "peers"), ("token", "document", "peers_int8")
@@ -51,6 +51,7 @@ def quality(results: Results) -> Iterator[Table]:
         *(Column(key, header, _largest) for key, (header, _) in GROUPS.items() if table[key].notna().any()),
         Column("backends", "backends"),
         Column("verdict", "against the limits", right=False),
+        Column("cell_hash", "cell", _short, right=False, roomy=True),
     ]
     sources = set(frame["source"]) | set(results.experiment("int8").frame["source"])
     yield Table(
@@ -90,7 +91,13 @@ def _line(rows: pd.DataFrame) -> dict[str, Any]:
         **largest,
         "backends": int((scorers["status"] == "ok").sum()),
         "verdict": _verdict(scorers, largest),
+        "cell_hash": " ".join(sorted(set(rows["cell_hash"]))),  # several where one was ranked to several depths
     }
+
+
+def _short(digests: str) -> str:
+    """The cells of a line, each as `CELL` shows it."""
+    return " ".join(CELL.format(digest) for digest in digests.split())
 
 
 def _verdict(scorers: pd.DataFrame, largest: dict[str, float]) -> str:

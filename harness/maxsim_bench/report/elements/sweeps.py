@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import pandas as pd
 
@@ -15,7 +16,7 @@ from maxsim_bench.report.axes import NUMERIC_AXES, panels, slice_for_figures, va
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.figures import Figure, Lines, draw_lines, in_order, line_data
 from maxsim_bench.report.load import Results
-from maxsim_bench.report.tables import Column, Table
+from maxsim_bench.report.tables import CELL, Column, Table, shown
 
 TITLES = {
     "latency": "Latency",
@@ -76,8 +77,8 @@ def comparable(key: str, rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
-    """The table of one metric."""
-    metric = names.METRICS[key]
+    """The table of one metric, in one unit; its frame holds the rows' own values, bytes among them."""
+    metric = names.tabulated(names.METRICS[key], rows[rows["status"] == "ok"])
     axes = [*varying(rows), *varying(rows, ("seed",))]  # one seed is no setting, of several each is a line
     rows = rows.assign(shown=_cells(rows, metric))
     backends = in_order(rows["backend"], list(style.LOOKS))
@@ -89,16 +90,23 @@ def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
     columns = [Column("device", "GPU", names.card, right=False)]
     columns += [Column(c, "GPUs", partial(names.axis_value, c)) for c in cards[1:]]
     columns += [Column(a, a.replace("_", " "), partial(names.axis_value, a)) for a in axes]
-    columns += [Column(b, names.backend(b)) for b in kept]
-    columns.append(Column("cell_hash", "cell", lambda h: str(h)[:8], right=False))
+    columns += [Column(b, names.backend(b), partial(_shown, metric.factor)) for b in kept]
+    columns.append(CELL)
     constant = {a: rows[a].iloc[0] for a in names.AXES if a not in axes and pd.notna(rows[a].iloc[0])}
-    caption = f"{_caption(key, rows)} In {metric.unit}. {names.described(constant)}. An empty cell was not measured."
+    unit = f"{metric.unit} (the CSV: in bytes)" if key == "memory" else metric.unit
+    caption = f"{_caption(key, rows)} In {unit}. {names.described(constant)}. An empty cell was not measured."
     title = f"{TITLES[key]}: {name}"
     return Table(f"{name}/{key}", title, columns, wide, tuple(sorted(set(rows["source"]))), caption)
 
 
+def _shown(factor: float, value: Any) -> str:
+    """A number in the unit of its table; a word as it stands."""
+    return shown(value * factor if isinstance(value, float) else value)
+
+
 def _cells(rows: pd.DataFrame, metric: names.Metric) -> pd.Series:
-    values = (rows[metric.column] * metric.factor).astype(object)
+    """What was measured, in the unit of its column of the rows, or a word."""
+    values = rows[metric.column].astype(float).astype(object)
     words = rows["status"].map(names.STATUS_WORDS)
     return values.where(rows["status"] == "ok", words)
 
