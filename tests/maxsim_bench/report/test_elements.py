@@ -422,6 +422,7 @@ def test_traffic_that_was_counted_stands_beside_what_is_computed(made: Any) -> N
     assert lines.loc["fused", "computed_ratio"] == pytest.approx(5.0)
     assert lines.loc["fused", "counted_ratio"] == pytest.approx(5.0)
     assert lines.loc["fused", "rate"] == pytest.approx(0.3 / 1e-4)
+    assert lines.loc["eager_tf32", "written"] == pytest.approx(500.0)
     (note,) = table.notes
     assert note.startswith("eager, FP32/TF32 at Lq = 128: more bytes than the card's memory moves")
     assert lines.loc["flash_maxsim", ["counted", "counted_ratio", "rate"]].isna().all()

@@ -14,7 +14,7 @@ from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.goals import metric_of
 from maxsim_bench.report.load import Results
-from maxsim_bench.report.tables import Column, Table
+from maxsim_bench.report.tables import CELL, Column, Table
 
 
 @element
@@ -43,7 +43,7 @@ def first_calls(results: Results) -> Iterator[Table]:
         Column("backend", "backend", names.backend, right=False),
         Column("seconds", "first call [s]"),
         Column("latency_ms", "warm call [ms]"),
-        Column("cell_hash", "cell", lambda h: str(h)[:8], right=False),
+        CELL,
     ]
     frame = pd.DataFrame(lines).sort_values(["device", "B", "Lq", "Ld", "backend", "cache"], kind="stable")
     yield Table(

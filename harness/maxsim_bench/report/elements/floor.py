@@ -15,7 +15,7 @@ from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.paired import Pairs, timed_together
-from maxsim_bench.report.tables import Column, Table
+from maxsim_bench.report.tables import CELL, Column, Table
 
 EXPERIMENT, OURS = "forward_floor", "fused"
 
@@ -63,7 +63,7 @@ _COLUMNS = [
     Column("share", "reading, of ours", lambda v: "" if pd.isna(v) else f"{100 * v:.1f} %"),
     Column("interval", "95 % interval", right=False),
     Column("beyond_us", "ours beyond reading [µs]"),
-    Column("cell_hash", "cell", lambda h: str(h)[:8], right=False),
+    CELL,
 ]
 
 

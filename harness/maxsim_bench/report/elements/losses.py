@@ -14,7 +14,7 @@ from maxsim_bench.record.row import WIDE_PERCENT
 from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.load import Results
-from maxsim_bench.report.tables import Column, Table
+from maxsim_bench.report.tables import CELL, Column, Table
 
 # Ours, and those that it is not compared with: other kernels of ours, which are variants and not rivals. Scores of
 # codes are compared with ours of codes where those were measured: half the bytes are no better kernel.
@@ -64,7 +64,7 @@ def _table(lines: list[dict[Any, Any]], compared: int, results: Results) -> Tabl
         Column("rival_ms", "faster one [ms]"),
         Column("rival", "faster one", names.backend, right=False),
         Column("ratio", "ours / faster one"),
-        Column("cell_hash", "cell", lambda h: str(h)[:8], right=False),
+        CELL,
     ]
     frame = pd.DataFrame(lines, columns=[*results.frame.columns, "rival", "rival_ms", "ratio"])
     frame = frame.sort_values("ratio", ascending=False, kind="stable")

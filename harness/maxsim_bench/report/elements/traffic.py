@@ -14,10 +14,10 @@ from maxsim_bench.report import counted, names
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.goals import metric_of
 from maxsim_bench.report.load import Results
-from maxsim_bench.report.tables import Column, Table
+from maxsim_bench.report.tables import CELL, Column, Table
 
 _BASELINE = "eager_tf32"  # tab:traffic divides by it
-_FIGURES = {"computed": "hbm_gb_computed", "read": "hbm_read_gb", "written": "hbm_written_gb"}  # of a row's extra
+_FIGURES = {"computed": "hbm_gb_computed", "read": "hbm_read_gb", "written": "hbm_written_gb"}  # GB, of a row's extra
 
 
 @element
@@ -28,6 +28,7 @@ def traffic(results: Results) -> Iterator[Table]:
     if not lines:
         return
     frame = pd.DataFrame(lines)
+    frame["written"] *= 1e3  # who materialises nothing writes a few MB at most
     eager = frame[frame["backend"] == _BASELINE].set_index("cell_hash")
     for reading in ("computed", "counted"):
         frame[f"{reading}_ratio"] = frame["cell_hash"].map(eager[reading]) / frame[reading]
@@ -40,11 +41,11 @@ def traffic(results: Results) -> Iterator[Table]:
         Column("computed", "computed [GB]"),
         Column("counted", "counted [GB]"),
         Column("read", "read [GB]"),
-        Column("written", "written [GB]"),
+        Column("written", "written [MB]"),
         Column("computed_ratio", "eager / it, computed"),
         Column("counted_ratio", "eager / it, counted"),
         Column("rate", "counted [GB/s]"),
-        Column("cell_hash", "cell", lambda h: str(h)[:8], right=False),
+        CELL,
     ]
     order = ["device", "B", "Lq", "Ld", "computed", "backend"]
     frame = frame.sort_values(order, ascending=[key != "computed" for key in order], kind="stable")
