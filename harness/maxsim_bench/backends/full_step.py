@@ -1,9 +1,9 @@
 """A complete training step, encoder included: encode both sides of a batch, score, differentiate, update.
 
 Room: `backends`. May import: declare, `maxsim`. Cells under variant `encoder=NAME`: an encoder of that size with random
-weights, trained as its recipe says (`full_step_recipe`), with AdamW. Time and memory of a step do not depend on what the
-weights are, so no pretrained ones are needed; quality is another experiment's question. A learning rate of 0 leaves the
-weights as they are, so that every step can be checked; the update does all of its work.
+weights, trained as its recipe says (`full_step_recipe`), with AdamW. Time and memory of a step do not depend on what
+the weights are, so no pretrained ones are needed; quality is another experiment's question. A learning rate of 0 leaves
+the weights as they are, so that every step can be checked; the update does all of its work.
 """
 
 from __future__ import annotations

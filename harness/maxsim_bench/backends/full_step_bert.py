@@ -1,7 +1,7 @@
 """The step of a BERT of the published size: positives and hard negatives, all weights trained under bf16 autocast.
 
-Room: `backends`. May import: declare, `maxsim`. Token numbers are made of the cell's inputs: a query of each row of Q, a
-positive and a hard negative of each row of D, every token real.
+Room: `backends`. May import: declare, `maxsim`. Token numbers are made of the cell's inputs: a query of each row of Q,
+a positive and a hard negative of each row of D, every token real.
 """
 
 from __future__ import annotations

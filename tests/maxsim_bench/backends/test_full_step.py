@@ -5,10 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from maxsim_bench.backends import registry
-from maxsim_bench.backends.full_step import loss_of_batch, recipe_of, reference_loss
+from maxsim_bench.backends import full_step_bert, registry
+from maxsim_bench.backends.full_step import RECIPES, loss_of_batch, recipe_of, reference_loss
 from maxsim_bench.backends.full_step_bert import token_numbers
 from maxsim_bench.backends.inputs import make_inputs
+from maxsim_bench.declare import encoders as declared
 from maxsim_bench.declare.cell import Cell
 
 pytest.importorskip("transformers", reason="the encoders are those of transformers")
@@ -74,6 +75,14 @@ def test_a_temperature_admits_more_of_the_scorer_that_rounds_its_scores_and_of_n
     assert set(admitted.values()) == {0.02}
 
 
+def test_every_encoder_has_a_size_that_plans_count_and_berts_is_that_of_its_weights() -> None:
+    assert declared.ENCODERS.keys() == RECIPES.keys()
+    for name in full_step_bert.ENCODERS:
+        model = full_step_bert.make_model(cell(f"encoder={name}"), torch.device("cpu")).bert
+        matrices = [w.numel() for k, w in model.named_parameters() if w.dim() > 1 and "embeddings" not in k]
+        assert declared.ENCODERS[name].weights == sum(matrices)
+
+
 def test_cells_without_an_encoder_and_unknown_encoders_are_refused_in_words() -> None:
     backend = registry.get("full_step_fused")
     assert "encoder=NAME" in str(backend.supports(cell("loss=sum"), "cpu"))
@@ -89,5 +98,3 @@ def test_the_next_inputs_are_another_batch() -> None:
     for c in CELLS:
         losses = [float(reference_loss(c, make_inputs(c, "cpu", i))()[0]) for i in range(2)]  # type: ignore[index]
         assert losses[0] != losses[1], told(c)
-
-

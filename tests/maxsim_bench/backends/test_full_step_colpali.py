@@ -8,8 +8,18 @@ import pytest
 import torch
 
 from maxsim_bench.backends.full_step import loss_of_batch, recipe_of
-from maxsim_bench.backends.full_step_colpali import ADAPTED, RANK, adapt, batch_of, make_base, make_model
+from maxsim_bench.backends.full_step_colpali import (
+    ADAPTED,
+    ENCODERS,
+    PAGE_TEXT,
+    RANK,
+    adapt,
+    batch_of,
+    make_base,
+    make_model,
+)
 from maxsim_bench.backends.inputs import make_inputs
+from maxsim_bench.declare import encoders as declared
 from maxsim_bench.declare.cell import Cell
 
 pytest.importorskip("transformers", reason="the encoder is transformers' ColPali")
@@ -33,6 +43,18 @@ def test_the_encoder_has_as_many_weights_as_published_all_of_them_bf16() -> None
     assert sum(w.numel() for w in weights) == PALIGEMMA + 128 * (2048 + 1)
     assert {w.dtype for w in weights} == {torch.bfloat16}
     assert base.vlm.vision_tower.embeddings.num_patches == 1024
+
+
+@pytest.mark.parametrize("name", list(ENCODERS))
+def test_a_plan_counts_the_weights_that_the_encoder_has(name: str) -> None:
+    base = make_base(name, 128, torch.device("meta"))
+    matrices = {k: w.numel() for k, w in base.vlm.named_parameters() if w.dim() > 1}
+    looked_up = [k for k in matrices if "embed_tokens" in k or "position_embedding" in k]
+    text = sum(n for k, n in matrices.items() if "language_model" in k and k not in looked_up)
+    image = sum(n for k, n in matrices.items() if "language_model" not in k and k not in looked_up)
+    size = declared.ENCODERS[name]
+    assert (size.weights, size.image_weights) == (text, image)
+    assert size.image_tokens + PAGE_TEXT == ENCODERS[name].page
 
 
 def test_only_adapters_of_the_language_models_attention_learn() -> None:
