@@ -21,6 +21,7 @@ NAMES = [
     "correctness", "traffic", "determinism", "compile_audit", "split_d", "pipeline", "out_of_core", "cold_start",
     "training_peers",
     pytest.param("ddp", marks=pytest.mark.slow), pytest.param("full_step", marks=pytest.mark.slow),
+    pytest.param("full_step_colpali", marks=pytest.mark.slow),
 ]  # fmt: skip
 QUICK = TimingBudget(seconds=0.01, min_samples=3, max_samples=3, warmup_seconds=0.005, check_seconds=0.002)
 

@@ -13,6 +13,7 @@ from importlib import resources
 from pydantic import BaseModel, ConfigDict
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.encoders import encoder_flops
 from maxsim_bench.declare.experiment import Plan, Timing
 
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
@@ -22,6 +23,12 @@ OVERHEAD_S = 0.5
 # the order of what sweeps of search_scaling and out_of_core took on the host of an H200.
 HOST_COPY_GBS = 25.0
 HOST_FILL_GBS = 1.0
+# Of a data sheet's rate, what an encoder's steps reach: a third, by the published ColPali steps on an A100, and a
+# little less by this project's BERT steps on an H200.
+ENCODER_SHARE = 1 / 3
+# Calls of a backend beside its samples: checks, the memory pass, warm-up. One with an encoder makes its optimiser's
+# state by a step whenever it is prepared, once alone and for each set of inputs.
+CALLS, ENCODER_CALLS = 5, 5 + 4
 
 
 class Gpu(BaseModel):
@@ -105,14 +112,16 @@ def flops(cell: Cell) -> float:
 def call_seconds(cell: Cell) -> float:
     """Seconds of one eager call (product, write and read of the tensor, read of the inputs): an upper figure.
 
-    A search copies the inputs from host memory and materialises nothing.
+    A complete training step encodes as well. A search copies the inputs from host memory and materialises nothing.
     """
     gpu = known_gpus().get(cell.gpu) or known_gpus()["l4"]  # an unknown card: the slowest known one
     rate = {"fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops, "fp32": gpu.fp32_tflops}[cell.dtype or "fp32"] * 1e12
     if cell.op == "search":
         return max(flops(cell) / rate, input_bytes(cell) / (HOST_COPY_GBS * 1e9)) + 1e-5
     work = 3.0 if cell.op == "training_step" else 1.0
-    return work * (flops(cell) / rate + (2 * eager_bytes(cell) + input_bytes(cell)) / (gpu.bandwidth_gbs * 1e9)) + 1e-5
+    encoding = encoder_flops(cell) / (ENCODER_SHARE * gpu.bf16_tflops * 1e12)
+    moved = (2 * eager_bytes(cell) + input_bytes(cell)) / (gpu.bandwidth_gbs * 1e9)
+    return work * (flops(cell) / rate + moved) + encoding + 1e-5
 
 
 def plan_seconds(plan: Plan, timing: Timing) -> float:
@@ -121,8 +130,9 @@ def plan_seconds(plan: Plan, timing: Timing) -> float:
     for planned in plan.planned:
         call = call_seconds(planned.cell)
         samples = max(timing.min_samples * call, min(timing.seconds, timing.max_samples * call))
+        calls = ENCODER_CALLS if encoder_flops(planned.cell) else CALLS
         fill = input_bytes(planned.cell) / (HOST_FILL_GBS * 1e9) if planned.cell.op == "search" else 0.0
         for backend in planned.backends:
-            needed = timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + fill + 5 * call + samples
+            needed = timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + fill + calls * call + samples
             total += min(needed, timing.timeout_s)
     return total

@@ -90,3 +90,24 @@ def test_a_plan_counts_no_backend_for_longer_than_it_may_take() -> None:
     assert call_seconds(large) > 100
     plan = Plan(planned=[Planned(cell=large, backends=("a", "b"))], left_out=[])
     assert plan_seconds(plan, timing) == 200
+
+
+@pytest.mark.parametrize(
+    ("B", "Lq", "seconds"), [(64, 53, 8.29), (128, 57, 16.59), (64, 1030, 16.21), (96, 1030, 24.81)]
+)
+def test_a_step_with_an_encoder_is_told_to_take_about_what_was_published(B: int, Lq: int, seconds: float) -> None:
+    """ColPali on an A100; scores alone would be a hundredth of it. Small batches were published with what compiles."""
+    step = cell(
+        gpu="a100-80gb", op="training_step", Nq=B, B=B, Lq=Lq, Ld=1030, d=128, dtype="bf16",
+        variant="checkpoint=true;encoder=colpali-v1.2",
+    )  # fmt: skip
+    assert call_seconds(step) == pytest.approx(seconds, rel=0.15)
+    assert call_seconds(step.model_copy(update={"variant": "checkpoint=true"})) < 0.05 * seconds
+
+
+def test_an_encoder_takes_a_step_more_whenever_it_is_prepared() -> None:
+    timing = Timing(seconds=0.1, min_samples=3, max_samples=3, timeout_s=900.0)
+    fields = {"gpu": "a100-80gb", "op": "training_step", "Nq": 64, "B": 64, "Lq": 53, "Ld": 1030, "d": 128}
+    step = cell(**fields, dtype="bf16", variant="checkpoint=true;encoder=colpali-v1.2")
+    plan = Plan(planned=[Planned(cell=step, backends=("a",))], left_out=[])
+    assert plan_seconds(plan, timing) == pytest.approx(0.5 + (9 + 3) * call_seconds(step))
