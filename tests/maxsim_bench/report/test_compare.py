@@ -362,7 +362,7 @@ def test_a_speed_up_is_held_against_the_baseline_it_was_made_of_though_that_has_
     newer = rows[0].model_copy(update={"backend_version": "2.0", "measured_at": "2090-01-01T00:00:00Z"})
     source = run(tmp_path / "a", [newer, *rows], made)
     assert read_run(source).contradicted == {}
-    with pytest.raises(CompareError, match="speedup is .*: fused on forward"):
+    with pytest.raises(CompareError, match=r"speedup is .*: fused on forward"):
         read_run(with_other(source, rows[1], "speedup"))
 
 
