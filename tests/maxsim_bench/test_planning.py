@@ -86,6 +86,12 @@ def test_the_command_for_another_card_measures_the_part_that_was_asked_for() -> 
     ]
 
 
+def test_what_is_finished_is_measured_again_by_force_only() -> None:
+    assert Filters(("Lq=32",)).command(["x"], "paper") == "maxsim-bench run x --profile paper --where Lq=32"
+    again = Filters(("Lq=32",)).command(["x"], "paper", force=True)
+    assert again == "maxsim-bench run x --profile paper --force --where Lq=32"
+
+
 def test_rankings_are_made_by_a_command_of_their_own_elsewhere_too() -> None:
     """`run` refuses them by name, and `fidelity` knows no --where."""
     axes = {"gpu": ["cpu", "h200"], "dataset": ["apidocs"], "split": "test", "encoder": "minilm", "dtype": "fp32"}

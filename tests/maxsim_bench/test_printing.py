@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from maxsim_bench.cli import Commands
+from maxsim_bench.printing import told_if_unwritable
 
 ROOT = Path(__file__).parents[2]
 TOLD = "Error: standard output: No space left on device. Send it where there is room.\n"
@@ -94,3 +95,8 @@ def test_a_file_that_cannot_be_used_is_named_as_before() -> None:
 def test_any_other_error_is_a_bug_and_shows() -> None:
     with pytest.raises(OSError, match="Bad address"):
         CliRunner().invoke(raising(OSError(errno.EFAULT, "Bad address")), ["write"], catch_exceptions=False)
+
+
+def test_an_error_that_names_a_file_is_left_to_who_knows_the_file() -> None:
+    with pytest.raises(OSError, match=r"r\.csv"), told_if_unwritable():
+        raise OSError(errno.ENOSPC, "No space left on device", "r.csv")

@@ -92,7 +92,8 @@ class Filters:
     ) -> str:  # fmt: skip
         """The command that shows or measures this part of the named experiments; of rankings the part by backend.
 
-        Quoted for a shell; whatever names a command to a reader takes it from here.
+        Quoted for a shell; whatever names a part of a grid to a reader takes it from here. A cell of rankings has a
+        command of its own, with its data set and encoder: `report.origins.command`.
 
         Args:
             gpu: the card that "plan" is asked about, if it is not the one at hand.

@@ -25,10 +25,19 @@ def traffic_gbs(row: Row) -> float | None:
     return counted / (row.latency_ms * 1e-3) if counted is not None and row.latency_ms else None
 
 
-def of_another_launch(row: Row) -> bool:
-    """Whether more bytes were counted than the card's memory moves, by its data sheet, in the time that was measured.
+def refuted(row: Row) -> str | None:
+    """Why what was counted cannot be the traffic of the call that was timed, in words; None where it can, or none was.
 
-    Counting takes a process of its own, in which a backend that tunes its launches may choose another one.
+    Counting takes a process of its own, in which a backend that tunes its launches may choose another one: more bytes
+    than the card's memory moves, by its data sheet, in the time that was measured. And every call reads its inputs,
+    for the counted one begins with empty caches; scores it may leave in them.
     """
-    rate, card = traffic_gbs(row), known_gpus().get(row.cell.gpu)
-    return rate is not None and card is not None and rate > card.bandwidth_gbs
+    gigabytes, rate, card = traffic_gb(row), traffic_gbs(row), known_gpus().get(row.cell.gpu)
+    if rate is not None and card is not None and rate > card.bandwidth_gbs:
+        return (
+            "more bytes than the card's memory moves in the time of the call by its data sheet, so another launch was "
+            "counted than timed"
+        )
+    if gigabytes is not None and gigabytes * 1e9 < (row.input_bytes or 0):
+        return "fewer bytes than the inputs of the call have, so not all of it was counted"
+    return None

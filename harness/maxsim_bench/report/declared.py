@@ -11,12 +11,12 @@ from pathlib import Path
 
 from maxsim_bench.declare.experiment import Experiment, Planned, ProfileName
 from maxsim_bench.declare.load import load_directory
+from maxsim_bench.declare.select import Filters
 
 
 def measuring(experiment: Experiment, profile: ProfileName) -> str:
     """The command that measures an experiment on the card at hand; rankings have one of their own."""
-    named = "" if experiment.verb == "fidelity" else f" {experiment.name}"
-    return f"maxsim-bench {experiment.verb}{named} --profile {profile}"
+    return Filters().command([experiment.name], profile, experiment.verb)
 
 
 @dataclass

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -124,6 +125,17 @@ def test_a_baseline_that_was_measured_again_is_not_the_one_of_the_ratio(again: d
     assert contradictions(rows.values(), before | after) == {}
     wrong = [row.model_copy(update={"speedup": 9.0}) if row.backend == "fused" else row for row in rows.values()]
     assert contradictions(wrong, before | after).keys() == {new[1].key}, "the new one is judged, by the new baseline"
+
+
+@pytest.mark.parametrize(("seconds", "judged"), [(2, True), (3, False)])
+def test_rows_of_one_measurement_are_written_within_seconds(seconds: int, judged: bool) -> None:
+    """A processor has no readings that tell two runs apart: what is written later is taken for measured again."""
+    rows, samples = measured()
+    at = datetime.fromisoformat("2026-01-01T00:00:00+00:00")
+    wrong = changed(rows, "fused", speedup=9.0, measured_at=(at + timedelta(seconds=seconds)).isoformat())
+    wrong = changed(wrong, "eager", measured_at=at.isoformat())
+    wrong = changed(wrong, "chunked", measured_at=at.isoformat())
+    assert contradictions(wrong, samples).keys() == ({rows[1].key} if judged else set())
 
 
 def test_an_older_row_of_the_baseline_judges_the_ratios_that_were_made_of_it() -> None:

@@ -356,6 +356,16 @@ def test_a_row_that_its_own_samples_contradict_is_refused_by_name_where_a_run_is
         read_run(source)
 
 
+def test_a_speed_up_is_held_against_the_baseline_it_was_made_of_though_that_has_a_newer_row(
+    tmp_path: Path, rows: list[Row], made: Any
+) -> None:
+    newer = rows[0].model_copy(update={"backend_version": "2.0", "measured_at": "2090-01-01T00:00:00Z"})
+    source = run(tmp_path / "a", [newer, *rows], made)
+    assert read_run(source).contradicted == {}
+    with pytest.raises(CompareError, match=r"speedup is .*: fused on forward"):
+        read_run(with_other(source, rows[1], "speedup"))
+
+
 @pytest.mark.parametrize("spoilt", ["a", "b"])
 @pytest.mark.parametrize("field", ["latency_ms", "speedup"])
 def test_a_row_that_its_own_samples_contradict_in_one_run_is_left_out_and_the_rest_is_compared(

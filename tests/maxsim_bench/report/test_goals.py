@@ -10,6 +10,7 @@ import pytest
 
 from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.declare.load import load_directory
+from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report import names
 from maxsim_bench.report.elements.goals import _interval, goal_tables
@@ -377,9 +378,20 @@ def test_the_measurement_before_stands_beside_the_newest(tmp_path: Path, made: A
         for run, B, ms in ((1, 1000, 9.0), (2, 1000, 3.0), (2, 2000, 5.0), (3, 1000, 1.0), (3, 2000, 2.0))
     ]
     results = load([made.written(tmp_path, rows)])
-    asked = (goal(bound="<= 4"), goal(id="h", bound="<= 4", against={"backends": ["fused"]}))
+    asked = (
+        goal(bound="<= 4"),
+        goal(id="h", bound="<= 4", against={"backends": ["fused"]}),
+        goal(id="i", bound=">= 0.5", against={"when": {"B": 1000}}),
+    )
     frame = next(goal_tables(results, [Goals(title="t", goals=asked)])).frame
-    assert list(frame["before"]) == ["5.00, 1 of 2", ""]
+    assert list(frame["before"]) == ["5.00, 1 of 2", "", "0.600, 2 of 2"]
     assert list(frame["worst"])[:1] == [2.0]
+    crashed = Row(
+        cell=rows[2].cell, gpu=rows[2].gpu, backend="fused", backend_version="2", status="crash", error="signal 9",
+        measured_at=rows[2].measured_at,
+    )  # fmt: skip
+    for given, told in (([*rows[:2], crashed, *rows[3:]], "3.00, 1 of 1, 1 failed"), ([crashed, rows[-1]], "1 failed")):
+        failed = load([made.written(tmp_path / f"failed-{len(given)}", given)])
+        assert list(next(goal_tables(failed, [Goals(title="t", goals=asked[:1])])).frame["before"]) == [told]
     once = load([made.written(tmp_path / "once", rows[-1:])])
     assert list(next(goal_tables(once, [Goals(title="t", goals=asked[:1])])).frame["before"]) == [""]

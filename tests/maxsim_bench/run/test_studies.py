@@ -102,3 +102,24 @@ def test_the_counted_call_launches_what_this_process_tuned(
     monkeypatch.setattr(counters.tuned, "choices", lambda: [Choice("peer", "kernel", (128, "torch.float16"), 1)])
     assert dram_bytes(make_cell(), "flash_maxsim", "cuda") == parse(PAGE)
     assert json.loads(told[0]) == [["peer", "kernel", [128, "torch.float16"], 1]]
+
+
+def test_the_process_that_is_counted_takes_over_the_choices_before_its_first_call(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After the first call a tuner has decided by itself."""
+
+    class TakenOver(Exception):  # noqa: N818  # it ends the process of this test before it needs a GPU
+        pass
+
+    def choose(told: list[Choice]) -> None:
+        raise TakenOver(told)
+
+    file = tmp_path / "tuned.json"
+    file.write_text(json.dumps([Choice("peer", "kernel", (128, "torch.float16"), 1)]))
+    monkeypatch.setattr(counters.tuned, "choose", choose)
+    monkeypatch.setattr(counters.sys, "argv", ["counters", make_cell().model_dump_json(), "eager", str(file)])
+    with pytest.raises(TakenOver) as ended:
+        counters.main()
+    ((told,),) = ended.value.args
+    assert (told.module, told.name, tuple(told.key), told.config) == ("peer", "kernel", (128, "torch.float16"), 1)

@@ -242,12 +242,9 @@ def _counted_gb(row: Row) -> float:
     gigabytes = counted.traffic_gb(row)
     if gigabytes is None:
         raise NoValue("no hardware counter was read", again=True)
-    if counted.of_another_launch(row):
-        raise NoValue(
-            f"{gigabytes:.4g} GB were counted of {row.backend}, more than the card's memory moves in the time of its "
-            "call: another launch was counted than timed",
-            again=True,
-        )
+    refuted = counted.refuted(row)
+    if refuted is not None:
+        raise NoValue(f"{gigabytes:.4g} GB were counted of {row.backend}: {refuted}", again=True)
     return gigabytes
 
 

@@ -115,13 +115,10 @@ class Selection:
         )
 
 
-def read_run(
-    source: str,
-    *,
-    repository: Path = Path("."),
-    only: Selection = Selection(),
-    leave_out: bool = False,  # frozen
-) -> Run:
+_EVERY = Selection()
+
+
+def read_run(source: str, *, repository: Path = Path("."), only: Selection = _EVERY, leave_out: bool = False) -> Run:
     """A run by the name that the user gave it: a file, a folder, or `REVISION[:PATH]` of the repository.
 
     A revision reads its `results` folder unless a path is given after the colon. Of stores, the rows that fit `only`.
@@ -180,9 +177,8 @@ def _from_stores(source: str, root: Path, only: Selection) -> Run:
             base = by_cell.get((row.cell.hash(), row.speedup_baseline or ""))
             one = _measured(row, samples.get(row.key), samples.get(base.key) if base is not None else None)
             if row.key in wrong:
-                file = (
-                    source if path == root else f"{source}: {path.relative_to(root).as_posix()}"
-                )  # of a revision, too
+                # By the name that the user gave: `path` of a revision lies in a folder that is gone by then.
+                file = source if path == root else f"{source}: {path.relative_to(root).as_posix()}"
                 contradicted[one.subject] = f"{file}: {wrong[row.key]}: {row.backend} on {one.label}"
             else:
                 found[one.subject] = one

@@ -61,16 +61,14 @@ def goal_tables(
 def _line(entry: Assessed, earlier: Assessed, experiments: Mapping[str, Experiment]) -> dict[str, Any]:
     goal, at = entry.goal, entry.at
     beside = {"missed": goal.binds, "not measured": measuring(entry, experiments)}
-    counted = [f"{entry.met} of {entry.rows}"] if entry.rows else []
-    counted += [f"{entry.failed} failed"] if entry.failed else []
-    counted += [f"{entry.unfit} left out: the inputs do not fit"] if entry.unfit else []
+    left_out = [f"{entry.unfit} left out: the inputs do not fit"] if entry.unfit else []
     return {
         "goal": goal.text,
         "bound": goal.bound,
         "worst": entry.worst,
         "interval": _interval(entry),
         "best": entry.best,
-        "rows": ", ".join(counted),
+        "rows": ", ".join([*_counted(entry), *left_out]),
         "verdict": entry.verdict,
         "before": _before(earlier),
         "at": "" if at is None else _place(at.cell.model_dump()),
@@ -87,9 +85,16 @@ def _interval(entry: Assessed) -> str:
 
 
 def _before(earlier: Assessed) -> str:
-    if earlier.worst is None or (earlier.goal.against is not None and earlier.goal.against.backends):
+    if earlier.goal.against is not None and earlier.goal.against.backends:
         return ""
-    return f"{shown(earlier.worst)}, {earlier.met} of {earlier.rows}"
+    worst = [] if earlier.worst is None else [shown(earlier.worst)]
+    return ", ".join([*worst, *_counted(earlier)])
+
+
+def _counted(entry: Assessed) -> list[str]:
+    """How many rows with a number meet the bound, and how many have none because they failed."""
+    met = [f"{entry.met} of {entry.rows}"] if entry.rows else []
+    return met + ([f"{entry.failed} failed"] if entry.failed else [])
 
 
 def _place(cell: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import pandas as pd
 
@@ -58,7 +58,7 @@ def traffic(results: Results) -> Iterator[Table]:
         f"Eager: {names.backend(_BASELINE)}, whose inputs are twice the bytes that are computed. The rate is counted "
         "bytes over the median time of calls that were not counted.",
         "tab:traffic",
-        tuple(_note(row) for row in chosen.rows if row.status == "ok" and counted.of_another_launch(row)),
+        tuple(_notes(chosen.rows)),
     )  # fmt: skip
 
 
@@ -70,8 +70,8 @@ def _line(row: Row) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _note(row: Row) -> str:
-    return (
-        f"{names.backend(row.backend)} at Lq = {row.cell.Lq}: more bytes than the card's memory moves in the time of "
-        "the call by its data sheet. Another launch was counted than timed, and no claim is judged by it."
-    )
+def _notes(rows: Iterable[Row]) -> Iterator[str]:
+    for row in rows:
+        told = counted.refuted(row) if row.status == "ok" else None
+        if told is not None:
+            yield f"{names.backend(row.backend)} at Lq = {row.cell.Lq}: {told}; no claim is judged by it."
