@@ -10,6 +10,7 @@
 #
 #   mkdir out && docker cp maxsim:/artifact/results out/ && docker cp maxsim:/artifact/figures out/
 #
+# The image has no Nsight Compute: memory traffic (tab:traffic) is computed in it, not counted, and its rows say so.
 # The wheels of torch bring CUDA with them; the host needs the NVIDIA driver and the container toolkit only.
 FROM python:3.12-slim-bookworm
 

@@ -77,9 +77,11 @@ def outline_lines(plan: Outline, *, cells: bool = True) -> list[str]:
     else:
         inputs = max(input_bytes(p.cell) for p in plan.planned)
         tensor = max(eager_bytes(p.cell) for p in plan.planned)
+        sizes = (
+            f"; inputs up to {size(inputs)}, similarity tensor up to {size(tensor)}" if inputs else ""
+        )  # of rankings none
         lines = [
-            f"{head}{len(plan.planned)} cells, {plan.measurements} measurements, about {duration(plan.seconds)}; "
-            f"inputs up to {size(inputs)}, similarity tensor up to {size(tensor)}"
+            f"{head}{len(plan.planned)} cells, {plan.measurements} measurements, about {duration(plan.seconds)}{sizes}"
         ]
     if cells:
         axes = varying([p.cell for p in plan.planned])

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import re
 import shlex
+import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -63,6 +65,24 @@ def test_every_path_a_document_names_is_there(document: Path) -> None:
 def test_every_module_a_document_runs_is_there(document: Path) -> None:
     named = re.findall(r"python -m ([\w.]+)", text_of(document))
     assert [n for n in named if importlib.util.find_spec(n) is None] == []
+
+
+def test_every_variant_that_a_cell_may_have_is_explained() -> None:
+    """Captions name them, and a reader has nowhere else to look."""
+    told = (ROOT / "docs" / "measurement.md").read_text("utf-8").split("## Words of a cell")[1]
+    declared = [tomllib.loads(path.read_text("utf-8")) for path in sorted((ROOT / "experiments").glob("*.toml"))]
+    keys = {key for one in declared for key in one["axes"].get("variant", {})}
+    assert keys >= {"loss", "stage", "study"}
+    assert [key for key in sorted(keys) if f"`{key}`" not in told] == []
+
+
+def test_every_element_of_the_paper_is_listed() -> None:
+    """But those that the authors replaced altogether, and the abstract, which repeats the tables."""
+    text = (ROOT / "docs" / "paper.md").read_text("utf-8")
+    listed = set(re.findall(r"^\| `([^`]+)` \|", text, flags=re.MULTILINE))
+    with (ROOT / "experiments" / "paper" / "claims.csv").open(newline="", encoding="utf-8") as file:
+        asked = {c["paper_element"] for c in csv.DictReader(file) if c["superseded"] == "no"}
+    assert sorted(e for e in asked - listed if not e.startswith("abstract")) == []
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda d: d.name)

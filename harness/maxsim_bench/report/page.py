@@ -76,9 +76,10 @@ def write_page(page: Page, path: Path) -> Path:
         groups.setdefault(entry["name"].split("/")[0], []).append(entry)
     titles, covered = coverage(page.results, page.declared)
     frame = page.results.frame
+    measured = set(frame["experiment"])  # some have no table of their own: goals and claims alone speak of their rows
     html = templates().get_template("page.html.j2").render(
         digest=page_hash(page.artefacts),
-        groups={name: groups[name] for name in sorted(groups) if name not in _OWN_PLACES},
+        groups={name: groups.get(name, []) for name in sorted(measured | groups.keys()) if name not in _OWN_PLACES},
         titles=titles,
         summary=groups.get("summary", []),
         goals=groups.get("goals", []),

@@ -260,6 +260,17 @@ def test_every_cell_of_a_table_leads_to_its_row_command_and_environment_and_back
     section = text[text.index(f'id="{digest}"') :]
     assert "maxsim-bench run forward --profile paper --force --where Nq=1 --where B=1000" in section
     assert '<a href="../report.html#env-env-h200">env-h200</a>' in section
+    untimed = {
+        "cell": made.cell("gradient_audit_float64"),
+        "backend": "fused",
+        "backend_version": "1.0",
+        "gpu": "NVIDIA H200",
+    }
+    Store(built.results / "h200" / "gradient_audit_float64.csv").append(
+        [Row.model_validate({**untimed, "status": "ok"})]
+    )
+    built.build()
+    assert broken(built.figures / "rows" / "h200-gradient_audit_float64.html") == [], "no table shows it, goals may"
     assert "#claim-forward.tab-fwd.a100.nq1_b1000_lq1024_ld1024.fused.latency-ms" in section
     lines = (built.results / "h200" / "forward.csv").read_text(encoding="utf-8").splitlines()
     (number,) = set(re.findall(r"<td>eager</td>.*?forward\.csv#L(\d+)", section))

@@ -395,3 +395,12 @@ def test_the_measurement_before_stands_beside_the_newest(tmp_path: Path, made: A
         assert list(next(goal_tables(failed, [Goals(title="t", goals=asked[:1])])).frame["before"]) == [told]
     once = load([made.written(tmp_path / "once", rows[-1:])])
     assert list(next(goal_tables(once, [Goals(title="t", goals=asked[:1])])).frame["before"]) == [""]
+
+
+def test_the_worst_leads_to_its_row(made: Any) -> None:
+    rows = made.sweep([made.cell(B=B) for B in (1000, 10_000)], ["fused"])
+    table = next(goal_tables(made.results(rows), [Goals(title="t", goals=(goal(bound="<= 1000"),))]))
+    worst = max(rows, key=lambda row: row.latency_ms or 0.0)
+    assert table.columns[-1].key == "cell_hash"
+    assert list(table.frame["cell_hash"]) == [worst.cell.hash()]
+    assert list(table.frame["at"]) == ["forward: Nq = 1, B = 10K, Lq = 32, Ld = 300, d = 128, timing_policy = cold_l2"]

@@ -59,8 +59,10 @@ def _selftests(told: dict[str, SelfTest]) -> Table:
     }
     return Table(
         "summary/selftest", "How far a comparison can be trusted", columns, pd.DataFrame(lines), tuple(sorted(told)),
-        "One build against itself, and against itself with a delay behind every call, decided one by one. Exact "
-        "(Clopper-Pearson) bound. Goals of what takes turns, on a GPU: a bound of at most "
+        "One build against itself, and against itself with a delay behind every call, decided one by one. Matters "
+        "from: the smallest change that is called one; less is not to be found. Measured: by how much the delayed "
+        "calls were slower in the median. Exact (Clopper-Pearson) bound. Goals of what takes turns, on a GPU: a bound "
+        "of at most "
         f"{100 * FALSE_ALARMS_MOST:.0f} %, and of slow-downs found at least {goals}; a processor's rates are reported "
         "only. Measured again by `maxsim-bench selftest`.",
         notes=tuple(sorted(gated)),

@@ -6,16 +6,18 @@ Room: `report`. May import: record, declare.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
+from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.experiment import Experiment
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.goals import Assessed, Goals, assess, measuring
 from maxsim_bench.report.load import Results
-from maxsim_bench.report.tables import Column, Table, shown
+from maxsim_bench.report.tables import CELL, Column, Table, shown
 
 _AXES = ("Nq", "B", "Lq", "Ld", "d", "dtype", "memory_cap", "length_distribution", "timing_policy", "variant")
 _NAMED = 8  # rows that miss a goal and are named; more are counted
@@ -43,6 +45,7 @@ def goal_tables(
             Column("missed", "all that miss it, worst first", right=False),
             Column("peers", "peers when it was set", right=False),
             Column("binds", "what binds, or what measures it", right=False),
+            replace(CELL, header="cell of the worst"),
         ]
         named = {name for goal in one.goals for name in goal.rows.experiment}
         sources = sorted(set(results.frame.loc[results.frame["experiment"].isin(named), "source"]))
@@ -51,7 +54,9 @@ def goal_tables(
             f"{met} of {len(assessed)} goals are met by every row that they speak of: the newest of each cell, also "
             "where it was measured without the peers, by the ceilings of its own run. Before: by the measurements "
             "before the newest, where a cell was measured more than once, of the kernels and on the card of then; not "
-            "told where another backend is the measure, whose older rows are kept for its older versions alone."
+            "told where another backend is the measure, whose older rows are kept for its older versions alone. An "
+            "interval is there where the figure is a ratio of two backends that were timed in turn. Peers: what others "
+            "reached when the goal was set, as it was declared."
         )
         if any(entry.open for entry in assessed):
             caption += " Where the interval spans the bound, the verdict is on the median alone."
@@ -71,10 +76,11 @@ def _line(entry: Assessed, earlier: Assessed, experiments: Mapping[str, Experime
         "rows": ", ".join([*_counted(entry), *left_out]),
         "verdict": entry.verdict,
         "before": _before(earlier),
-        "at": "" if at is None else _place(at.cell.model_dump()),
+        "at": "" if at is None else _place(at.cell),
         "missed": _missed(entry.missed),
         "peers": goal.peers,
         "binds": beside.get(entry.verdict, ""),
+        "cell_hash": "" if at is None else at.cell.hash(),
     }
 
 
@@ -97,9 +103,10 @@ def _counted(entry: Assessed) -> list[str]:
     return met + ([f"{entry.failed} failed"] if entry.failed else [])
 
 
-def _place(cell: dict[str, Any]) -> str:
-    shown = ("Nq", "B", "Lq", "Ld", "d", "length_distribution")
-    return names.described({axis: cell[axis] for axis in shown if cell[axis] is not None})
+def _place(cell: Cell) -> str:
+    shown = ("Nq", "B", "Lq", "Ld", "d", "length_distribution", "timing_policy")
+    given = {axis: value for axis in shown if (value := getattr(cell, axis)) is not None}
+    return ": ".join(part for part in (cell.experiment, names.described(given)) if part)
 
 
 def _missed(rows: tuple[Row, ...]) -> str:
