@@ -261,7 +261,7 @@ def test_every_cell_of_a_table_leads_to_its_row_command_and_environment_and_back
     assert "maxsim-bench run forward --profile paper --force --where Nq=1 --where B=1000" in section
     assert '<a href="../report.html#env-env-h200">env-h200</a>' in section
     untimed = {
-        "cell": made.cell("gradient_audit_float64"),
+        "cell": made.cell("gradient_audit_float64", timing_policy=None),
         "backend": "fused",
         "backend_version": "1.0",
         "gpu": "NVIDIA H200",
