@@ -34,7 +34,7 @@ def test_a_session_keeps_its_commit_and_ceilings_beside_those_of_another_under_t
 def test_two_sweeps_of_a_folder_that_begin_at_once_are_both_kept(tmp_path: Path) -> None:
     """As of two devices, or of rankings beside a grid: neither ends because the other is just writing this file."""
     with hold(tmp_path / "environment.json.lock", what="environment.json"):
-        other = threading.Thread(target=add_environments, args=(tmp_path, {"x": FIRST}))
+        other = threading.Thread(target=add_environments, args=(tmp_path, {"x": FIRST}), daemon=True)
         other.start()
         other.join(0.2)
         assert other.is_alive(), "it waits"
