@@ -46,6 +46,8 @@ def told_if_unwritable() -> Iterator[None]:
 def _mute() -> None:
     """Lead a stream that cannot be flushed nowhere, or Python fails on it once more at its end, with exit code 120."""
     for stream in (sys.stdout, sys.stderr):
+        if stream is None:  # closed by whoever started the command (`>&-`): nothing is written, and nothing fails
+            continue
         try:
             stream.flush()
         except OSError:

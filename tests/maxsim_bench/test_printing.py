@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,16 @@ def test_a_line_for_the_log_that_nobody_takes_is_exit_code_2() -> None:
     with Path("/dev/full").open("w") as nowhere:
         done = started("plan", "no-such", stdout=subprocess.PIPE, stderr=nowhere)
     assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_stream_that_was_never_open_changes_no_exit_code(closed: str) -> None:
+    """A service may start a command without standard output, which Python then has as None."""
+    words = [sys.executable, "-m", "maxsim_bench.cli", "compare", "results", "results", "--experiment", "traffic"]
+    done = subprocess.run(
+        ["sh", "-c", f"exec {shlex.join(words)} {closed}"], cwd=ROOT, text=True, check=False, capture_output=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def raising(error: OSError) -> click.Group:

@@ -287,8 +287,9 @@ def _never_holds(axis: str, value: Any) -> str | None:
 
 def _backend_mistakes(given: dict[str, Any], known: Collection[str] | None) -> Iterator[tuple[Path_, str]]:
     declared = given.get("backends")
-    mine = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
-    if len(set(map(repr, mine))) < len(mine):
+    listed = [declared] if isinstance(declared, str) else declared if isinstance(declared, list) else []
+    mine = [name for name in listed if isinstance(name, str)]  # of what is no name pydantic tells
+    if len(set(mine)) < len(mine):
         yield ("backends",), "names a backend twice. Remove one."
     for name in mine:
         if known is not None and name not in known:

@@ -73,7 +73,8 @@ def add_environments(folder: Path, environments: Mapping[str, Any]) -> None:
         environments: id → facts as captured, those of the session among them; or as `read_environments` returns them.
             Facts of an environment that are there stay; those that an earlier writer did not have are added.
     """
-    with hold(folder / "environment.json.lock", what=str(folder / "environment.json")):
+    # Every sweep of a folder writes here, for a moment: a second one waits, it does not end.
+    with hold(folder / "environment.json.lock", what=str(folder / "environment.json"), wait=True):
         known = read_environments(folder)
         merged = known | {key: _joined(known.get(key, {}), _by_session(facts)) for key, facts in environments.items()}
         if merged != known:

@@ -131,9 +131,9 @@ class Row(BaseModel):
                 least = "positive" if positive else "not negative"
                 raise ValueError(f"{name} is {value}, but what was measured is finite and {least}")
         if self.extra is not None and not _is_object(self.extra):
-            raise ValueError(f"extra is {self.extra[:40]!r}, which is no object of JSON")
+            raise ValueError(f"extra is {self.extra[:40]!r}, which is no object of JSON that floats can hold")
         if self.measured_at is not None and not _is_time(self.measured_at):
-            raise ValueError(f"measured_at is {self.measured_at!r}, which is no time of ISO 8601")
+            raise ValueError(f"measured_at is {self.measured_at!r}, which is no time of ISO 8601 in UTC")
         return self
 
     @property
@@ -178,17 +178,23 @@ class Row(BaseModel):
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(json.loads(text, parse_int=_counted), dict)
     except (ValueError, RecursionError):  # the second for a thousand brackets one in another
         return False
 
 
+def _counted(digits: str) -> int:
+    if len(digits) > _LONGEST:
+        raise ValueError(f"a number of {len(digits)} digits, which nothing counts")
+    return int(digits)
+
+
 def _is_time(text: str) -> bool:
+    """In UTC, said or not: which of two rows is the newer is decided by their texts, where an offset would mislead."""
     try:
-        datetime.fromisoformat(text)
+        return not datetime.fromisoformat(text).utcoffset()
     except ValueError:
         return False
-    return True
 
 
 _LONGEST = 300  # digits of a whole number that a float still holds, which tables are made of

@@ -15,6 +15,8 @@ from typing import Any
 
 from maxsim_bench.record.files import StoreError, append_durably
 
+_LONGEST = 300  # digits of a whole number that a float still holds
+
 
 def samples_path(csv_path: Path) -> Path:
     """Where the raw samples of a CSV lie: `forward.csv` → `forward.samples.jsonl.gz`."""
@@ -35,6 +37,8 @@ def append_samples(csv_path: Path, samples: Mapping[str, Any]) -> None:
 def read_samples(csv_path: Path) -> dict[str, Any]:
     """Row key → samples; the last entry of a key wins (it was measured again). A torn last member is left out.
 
+    A whole number beyond every float is infinite, as JSON has it for one with an exponent: who computes refuses both.
+
     Raises:
         StoreError: for a file that is damaged, or holds something else.
     """
@@ -44,7 +48,7 @@ def read_samples(csv_path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for number, line in enumerate(_members(path)[0].splitlines(), start=1):
         try:
-            entry = json.loads(line)
+            entry = json.loads(line, parse_int=_whole)
             found[entry["key"]] = entry["samples"]
         except (ValueError, KeyError, TypeError, RecursionError):  # no UTF-8, no JSON, JSON of something else, too deep
             raise StoreError(
@@ -52,6 +56,10 @@ def read_samples(csv_path: Path) -> dict[str, Any]:
                 "Restore the file, or delete it."
             ) from None
     return found
+
+
+def _whole(digits: str) -> int | float:
+    return int(digits) if len(digits) <= _LONGEST else float(digits)
 
 
 def misshapen(record: Any) -> str | None:

@@ -6,6 +6,7 @@ Room: `report`. May import: record, declare.
 from __future__ import annotations
 
 import json
+import math
 
 from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.record.row import Row
@@ -14,9 +15,14 @@ COUNTED_GB = "hbm_gb_counted"  # of a row's extra: from and to the card's memory
 
 
 def traffic_gb(row: Row) -> float | None:
-    """What the counters of the card's memory saw in one call, in 10^9 bytes; None where none were read."""
+    """What the counters of the card's memory saw in one call, in 10^9 bytes; None where none were read.
+
+    A call reads its inputs, so what is not positive and finite was written by no counter and is none.
+    """
     value = json.loads(row.extra or "{}").get(COUNTED_GB)
-    return float(value) if isinstance(value, (int, float)) else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
+        return None
+    return float(value)
 
 
 def traffic_gbs(row: Row) -> float | None:

@@ -196,9 +196,9 @@ def tabulated(metric: Metric, rows: pd.DataFrame) -> Metric:
     values = rows.loc[rows[metric.column] > 0, metric.column]
     if metric.unit != "GB" or values.empty:
         return largest
-    smaller = [(u, f) for u, f in _BYTES if f >= largest.factor and values.max() * f < 1e6]
-    fit = [(u, f) for u, f in smaller if values.min() * f >= 1e-3]
-    unit, factor = fit[0] if fit else smaller[-1]
+    smaller = [(u, f) for u, f in _BYTES if f > largest.factor and values.max() * f < 1e6]
+    units = [(largest.unit, largest.factor), *smaller]
+    unit, factor = next((one for one in units if values.min() * one[1] >= 1e-3), units[-1])
     return replace(metric, unit=unit, factor=factor)
 
 

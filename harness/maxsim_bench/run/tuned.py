@@ -29,7 +29,8 @@ class Choice(NamedTuple):
 def choices() -> list[Choice]:
     """Every decision of this process's tuners; none where Triton was never imported.
 
-    What a tuner did not choose from its own list (one that makes configurations while it prunes) is left out.
+    What a tuner did not choose from its own list (one that makes configurations while it prunes) is left out, and so
+    are tuners that share a function, whose lists differ and whose names do not.
     """
     return [
         Choice(*place, key, tuner.configs.index(config))
@@ -58,5 +59,8 @@ def _tuners() -> dict[tuple[str, str], Any]:
     if autotuner is None:
         return {}
     # By type(), not isinstance(): asking a lazy proxy for its __class__ may import or warn.
-    found = (one for one in gc.get_objects() if issubclass(type(one), autotuner.Autotuner))
-    return {(one.base_fn.__module__, one.base_fn.__qualname__): one for one in found}
+    found: dict[tuple[str, str], list[Any]] = {}
+    for one in gc.get_objects():
+        if issubclass(type(one), autotuner.Autotuner):
+            found.setdefault((one.base_fn.__module__, one.base_fn.__qualname__), []).append(one)
+    return {place: tuners[0] for place, tuners in found.items() if len(tuners) == 1}

@@ -108,6 +108,9 @@ when = { B = "> many" }
          "tiny.toml:6: profiles.smoke: 3, but input should be a table."),
         (("[axes]", "profiles = { smoke = { backends = 3 } }\n[axes]"), "tiny.toml:6: profiles.smoke.backends: "
          "3, but input should be a list."),
+        (('"eager", "fused"]', '"eager", 3]'), "tiny.toml:3: backends: 3, but input should be a valid string."),
+        (('"eager", "fused"]', '"eager", ["fused"]]'),
+         "tiny.toml:3: backends: ['fused'], but input should be a valid string."),
         (("B = [1, 2]", 'gpu = [["cpu"]]'), "tiny.toml:8: axes.gpu: unknown card ['cpu']. Did you mean 'cpu'?"),
         (('baseline = "eager"', 'isolation = ["fresh"]'),
          "tiny.toml:4: isolation: ['fresh'], but input should be 'shared' or 'fresh'."),

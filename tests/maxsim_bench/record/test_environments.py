@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from click.testing import CliRunner
 from maxsim_bench.cli import main
 from maxsim_bench.measure.ceilings import Ceilings
 from maxsim_bench.record.environments import _Ceilings, add_environments, read_environments, session_of
-from maxsim_bench.record.files import StoreError
+from maxsim_bench.record.files import StoreError, hold
 
 FIRST = {"gpu": "a", "captured_at": "2026-11-29T16:00:00+00:00", "git_commit": "1", "ceilings": {"read_gbs": 4500.0}}
 LATER = {"gpu": "a", "captured_at": "2026-11-29T21:00:00+00:00", "git_commit": "2", "ceilings": {"read_gbs": 4400.0}}
@@ -28,6 +29,17 @@ def test_a_session_keeps_its_commit_and_ceilings_beside_those_of_another_under_t
     assert {k: v for k, v in found.items() if k != "sessions"} == {"gpu": "a"}
     assert [s["git_commit"] for s in found["sessions"]] == ["1", "2"], "in the order in which they began"
     assert [s["ceilings"]["read_gbs"] for s in found["sessions"]] == [4500.0, 4400.0]
+
+
+def test_two_sweeps_of_a_folder_that_begin_at_once_are_both_kept(tmp_path: Path) -> None:
+    """As of two devices, or of rankings beside a grid: neither ends because the other is just writing this file."""
+    with hold(tmp_path / "environment.json.lock", what="environment.json"):
+        other = threading.Thread(target=add_environments, args=(tmp_path, {"x": FIRST}), daemon=True)
+        other.start()
+        other.join(0.2)
+        assert other.is_alive(), "it waits"
+    other.join(10)
+    assert len(sessions(tmp_path)) == 1
 
 
 def test_what_was_kept_is_kept_once(tmp_path: Path) -> None:

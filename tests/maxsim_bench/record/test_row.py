@@ -84,12 +84,19 @@ def test_rows_with_nan_in_the_same_place_are_the_same(row: MakeRow) -> None:
         ("extra", "{'a': 1}"),
         ("extra", "[1]"),
         pytest.param("extra", '{"a":' * 10_000, id="deep"),
+        pytest.param("extra", f'{{"a": [{"9" * 400}]}}', id="beyond every float"),
         ("measured_at", "yesterday"),
+        ("measured_at", "2026-01-02T08:34:05+05:30"),
     ],
 )
 def test_what_no_measurement_gives_is_refused(row: MakeRow, name: str, value: object) -> None:
     with pytest.raises(ValueError, match=f"{name} is "):
         row(**{name: value})
+
+
+@pytest.mark.parametrize("at", ["2026-01-02T03:04:05+00:00", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05"])
+def test_a_time_is_in_utc_said_or_not(row: MakeRow, at: str) -> None:
+    assert row(measured_at=at).measured_at == at
 
 
 def test_zero_bytes_are_a_measurement(row: MakeRow) -> None:

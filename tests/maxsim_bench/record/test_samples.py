@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import math
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,14 @@ def test_whole_gzip_of_something_else_is_told_with_the_file(tmp_path: Path, cont
 )
 def test_a_record_of_times_that_no_timer_writes_is_told(record: Any, told: str | None) -> None:
     assert misshapen(record) == told
+
+
+@pytest.mark.parametrize("digits", [400, 5000])
+def test_a_whole_number_beyond_every_float_is_infinite(tmp_path: Path, digits: int) -> None:
+    csv = tmp_path / "t.csv"
+    line = '{"key":"a","samples":{"ms":[%s],"round":[7]}}\n' % ("9" * digits)
+    samples_path(csv).write_bytes(gzip.compress(line.encode()))
+    assert read_samples(csv) == {"a": {"ms": [math.inf], "round": [7]}}
 
 
 @pytest.mark.parametrize(

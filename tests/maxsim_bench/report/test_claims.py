@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import tomllib
 from importlib.util import find_spec
@@ -695,6 +696,19 @@ def test_what_is_only_computed_has_the_width_of_arithmetic(paper: Paper, made: A
     one = claim(paper_element="tab:traffic", experiment="traffic", metric="hbm_gb", value="0.25", unit="GB")
     entry = verdict(one, paper, made.results([]))
     assert (entry.verdict, entry.why) == ("differs", "+5 %, outside 2 %")
+
+
+@pytest.mark.parametrize("counted", [0, -1.0, math.nan, math.inf, True, "0.271", None], ids=repr)
+def test_what_no_counter_writes_was_not_counted(paper: Paper, made: Any, counted: Any) -> None:
+    """Fewer bytes than none were "better" than those that were published, and a ratio to none was a traceback."""
+    cell = made.cell("traffic", Lq=1024, Ld=1024)
+    rows = [with_counted(made.modelled(cell, backend), counted) for backend in ("eager_tf32", "flash_maxsim")]
+    told: dict[str, Any] = {"paper_element": "tab:traffic", "experiment": "traffic"}
+    ratio = {"metric": "hbm_ratio", "value": "33.0", "unit": "x", "dtype": "", "baseline": "eager_fp32_tf32"}
+    for one in (claim(**told, metric="hbm_gb", value="0.262", unit="GB"), claim(**told, **ratio)):
+        entry = verdict(one, paper, made.results(rows))
+        assert (entry.verdict, entry.measured_by) == ("holds", "arithmetic")
+        assert "no hardware counter was read" in entry.reading
 
 
 def with_counted(row: Row, gigabytes: float) -> Row:

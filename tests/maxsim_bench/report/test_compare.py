@@ -322,6 +322,7 @@ def test_raw_numbers_that_are_not_positive_and_finite_are_refused_by_name(
         ({"ms": [1.0, -1.0], "round": [0, 1]}, "a sample is -1.0"),
         ({"ms": [1.0, math.nan], "round": [0, 1]}, "a sample is nan"),
         ({"ms": [1.0, math.inf], "round": [0, 1]}, "a sample is inf"),
+        ({"ms": [1.0, 10**400], "round": [0, 1]}, "a sample is inf"),
         ({"ms": [1.0, "x"], "round": [0, 1]}, "a sample is x"),
         ({"ms": 1.0}, "no list of samples"),
         ({"ms": [1.0, 2.0], "round": [0]}, "2 samples in 1 rounds"),
@@ -421,6 +422,15 @@ def test_where_every_row_contradicts_its_samples_nothing_is_compared(
     told = r"^every row that could be compared is at odds .*:\n  .*eager on .*\n  .*fused on .*\nRestore the files"
     with pytest.raises(CompareError, match=told):
         compare_results(base, new, thresholds=THRESHOLDS)
+
+
+def test_where_nothing_is_left_to_compare_what_was_left_out_is_told(tmp_path: Path, rows: list[Row], made: Any) -> None:
+    """A row without a number is in both runs: it is compared, and gives no metric."""
+    told = {"cell": rows[0].cell, "backend_version": "1.0", "gpu": rows[0].gpu, "environment_id": "env-h200"}
+    refused = Row(**told, backend="lik", status="unsupported", error="needs d = 64")
+    base, new = (run(tmp_path / name, [rows[0], refused], made) for name in "ab")
+    with pytest.raises(CompareError, match=r"no metric in common.* Left out, .*:\n  .*latency_ms is .*eager on .*\n"):
+        compare_results(base, with_other(new, rows[0]), thresholds=THRESHOLDS)
 
 
 def test_a_contradicted_row_that_vanished_is_refused_as_any_other(tmp_path: Path, rows: list[Row], made: Any) -> None:

@@ -107,6 +107,12 @@ def test_the_memory_of_a_table_has_one_unit_in_which_all_of_it_can_be_read(
     assert all("e" not in names.number(bytes_ * memory.factor) for bytes_ in (smallest, largest))
 
 
+def test_memory_beyond_any_machine_is_in_the_largest_unit() -> None:
+    for bytes_ in (2e15, 1e300):
+        memory = names.tabulated(names.METRICS["memory"], pd.DataFrame({"peak_extra_bytes": [4096, bytes_]}))
+        assert memory.unit == "GB"
+
+
 def test_what_is_no_memory_keeps_its_unit() -> None:
     latency = names.METRICS["latency"]
     assert names.tabulated(latency, pd.DataFrame({"latency_ms": [1e-3, 1e3]})) == latency

@@ -51,6 +51,17 @@ def test_what_one_process_chose_another_launches(tmp_path: Path, module: str) ->
     assert "(128, 'torch.float16'): 'BLOCK: 32, num_warps: 4" in taken.stdout, taken.stderr
 
 
+def test_two_tuners_of_one_function_are_left_to_tune(tmp_path: Path, module: str) -> None:
+    """They have one name, so a place in the list of one could be looked up in the list of the other."""
+    made = run(
+        tmp_path,
+        f"import triton, {module} as m; m.tuned_kernel.cache[(1,)] = m.tuned_kernel.configs[2]; "
+        "other = triton.autotune(configs=[triton.Config({'BLOCK': 7})], key=['n'])(m.tuned_kernel.fn); "
+        "other.cache[(1,)] = other.configs[0]; print(json.dumps(tuned.choices()))",
+    )
+    assert json.loads(made.stdout) == [], made.stderr
+
+
 def test_a_choice_outside_of_the_tuners_list_is_left_out(tmp_path: Path, module: str) -> None:
     made = run(
         tmp_path,

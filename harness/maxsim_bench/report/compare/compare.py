@@ -169,12 +169,7 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
     contradicted = base.contradicted.keys() | new.contradicted.keys()
     base, new = base.without(contradicted), new.without(contradicted)
     if not base.measured:
-        shown = [*left_out[:10], *([f"and {len(left_out) - 10} more"] if len(left_out) > 10 else [])]
-        raise CompareError(
-            "every row that could be compared is at odds with its own samples:\n"
-            + "".join(f"  {told}\n" for told in shown)
-            + "Restore the files, or measure the rows again with --force."
-        )
+        raise CompareError(f"every row that could be compared is at odds with its own samples:\n{_some(left_out)}")
     _require_one_fingerprint(base, new)
     notes: list[str] = []
     decided: list[Decided] = []
@@ -211,7 +206,10 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
     q_values = adjusted([math.nan if pair.effect is None else pair.effect.p_value for pair in pairs])
     decided += [_decide(pair, q, thresholds) for pair, q in zip(pairs, q_values, strict=True)]
     if not decided and not unlike:
-        raise CompareError(f"{base.name} and {new.name} have no metric in common that the thresholds name.")
+        raise CompareError(
+            f"{base.name} and {new.name} have no metric in common that the thresholds name."
+            + (f" Left out, at odds with their own samples:\n{_some(left_out)}" if left_out else "")
+        )
     if not decided:
         raise CompareError(
             f"{base.name} and {new.name} were measured under different fingerprints, and no ratio to a baseline was "
@@ -227,6 +225,13 @@ def compare_runs(base: Run, new: Run, thresholds: Thresholds) -> Comparison:
         notes.append(f"{fresh} rows are new and have nothing to be compared with.")
     ordered = sorted(decided, key=lambda one: (ORDER.index(one.decision), one.metric, -_size(one)))
     return Comparison(base.name, new.name, tuple(ordered), tuple(notes), thresholds.false_discovery_rate, left_out)
+
+
+def _some(left_out: Sequence[str]) -> str:
+    """Rows that were left out, a line each up to ten, and what to do."""
+    shown = [*left_out[:10], *([f"and {len(left_out) - 10} more"] if len(left_out) > 10 else [])]
+    lines = "".join(f"  {told}\n" for told in shown)
+    return f"{lines}Restore the files, or measure the rows again with --force."
 
 
 def _require_one_fingerprint(base: Run, new: Run) -> None:
