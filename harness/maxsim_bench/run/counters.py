@@ -7,6 +7,7 @@ counted is the launch that was timed: under Nsight Compute a tuner may choose an
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import shutil
@@ -14,6 +15,8 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+import psutil
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.run import tuned
@@ -47,19 +50,34 @@ def dram_bytes(cell: Cell, backend: str, device: str) -> tuple[float, float] | s
             "--profile-from-start", "off", "--metrics", ",".join(METRICS),
             sys.executable, "-m", "maxsim_bench.run.counters", cell.model_dump_json(), backend, str(choices),
         ]  # fmt: skip
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        except subprocess.TimeoutExpired:
-            return f"ncu took more than {_TIMEOUT_S:.0f} s"
-    found = parse(done.stdout)
+        told = _output(command)
+    if told is None:
+        return f"ncu took more than {_TIMEOUT_S:.0f} s"
+    printed, complained = told
+    found = parse(printed)
     if found is None:
-        lines = (done.stdout + done.stderr).strip().splitlines()
+        lines = (printed + complained).strip().splitlines()
         denied = next((line for line in lines if _DENIED in line), None)
-        told = f"ncu counted nothing: {denied or (lines[-1] if lines else 'no output')}"[:300]
+        why = f"ncu counted nothing: {denied or (lines[-1] if lines else 'no output')}"[:300]
         if denied is not None:
-            _denials.append(told)
-        return told
+            _denials.append(why)
+        return why
     return found
+
+
+def _output(command: list[str]) -> tuple[str, str] | None:
+    """What the command wrote to its two streams; None if it took too long: then what it started ends with it.
+
+    All of it stays in this process's group, for whoever ends a worker ends its group.
+    """
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            return running.communicate(timeout=_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            for process in [*psutil.Process(running.pid).children(recursive=True), running]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+            return None
 
 
 def _ncu() -> str | None:
@@ -68,7 +86,7 @@ def _ncu() -> str | None:
 
 
 def parse(text: str) -> tuple[float, float] | None:
-    """Sums over the kernels in ncu's raw page as CSV in base units; None if it lists no kernel."""
+    """Sums over the kernels in ncu's raw page as CSV in base units; None if it lists no kernel or not all figures."""
     lines = text.splitlines()
     start = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     if start is None:
@@ -76,7 +94,10 @@ def parse(text: str) -> tuple[float, float] | None:
     kernels = [row for row in csv.DictReader(lines[start:]) if (row["ID"] or "").isdigit()]  # the first row holds units
     if not kernels:
         return None
-    read, written = (sum(float(row[name].replace(",", "")) for row in kernels) for name in METRICS)
+    try:
+        read, written = (sum(float(row[name].replace(",", "")) for row in kernels) for name in METRICS)
+    except (KeyError, ValueError):  # a counter that this card or driver has not: no column, or "n/a"
+        return None
     return read, written
 
 
@@ -88,10 +109,17 @@ def main() -> None:
     from maxsim_bench.run.cell_inputs import draw_inputs
 
     cell = Cell.model_validate_json(sys.argv[1])
-    tuned.choose([tuned.Choice(*one) for one in json.loads(Path(sys.argv[3]).read_text())])
+    told = [
+        tuned.Choice(module, name, tuple(key), config)
+        for module, name, key, config in json.loads(Path(sys.argv[3]).read_text())
+    ]
+    tuned.choose(told)
     call = get(sys.argv[2]).prepare(cell, draw_inputs(cell, "cuda", 0))
     for _ in range(_WARMUP_CALLS):
         call()
+    anew = {choice.name for choice in tuned.choices() if choice not in told}
+    if anew:
+        sys.exit(f"{', '.join(sorted(anew))}: tuned anew, so not the launch that was timed")
     torch.cuda.synchronize()
     torch.cuda.profiler.start()
     call()

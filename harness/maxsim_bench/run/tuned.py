@@ -30,13 +30,13 @@ def choices() -> list[Choice]:
     """Every decision of this process's tuners; none where Triton was never imported.
 
     What a tuner did not choose from its own list (one that makes configurations while it prunes) is left out, and so
-    are tuners that share a function, whose lists differ and whose names do not.
+    are tuners that share a function, whose lists differ and whose names do not, and keys that JSON does not hold.
     """
     return [
         Choice(*place, key, tuner.configs.index(config))
         for place, tuner in _tuners().items()
         for key, config in tuner.cache.items()
-        if config in tuner.configs
+        if config in tuner.configs and all(isinstance(part, str | int | float | None) for part in key)
     ]
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 
 from maxsim_bench.backends import registry
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.run import counters
+from maxsim_bench.run import cell_inputs, counters
 from maxsim_bench.run.counters import dram_bytes, parse
 from maxsim_bench.run.studies import REPEATS, StudyError, studied
 from maxsim_bench.run.tuned import Choice
@@ -71,11 +73,11 @@ def test_what_keeps_counters_from_being_read_is_told(
     monkeypatch.setattr(counters.shutil, "which", lambda name, path=None: None if path is None else f"{path}/{name}")
     commands: list[list[str]] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def output(command: list[str]) -> tuple[str, str]:
         commands.append(command)
-        return subprocess.CompletedProcess(command, 1, "", "starting\nERR_NVGPUCTRPERM\n")
+        return "", "starting\nERR_NVGPUCTRPERM\n"
 
-    monkeypatch.setattr(counters.subprocess, "run", run)
+    monkeypatch.setattr(counters, "_output", output)
     assert dram_bytes(make_cell(), "eager", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
     assert Cell.model_validate_json(commands[0][-3]) == make_cell()
     assert commands[0][-2] == "eager"
@@ -83,8 +85,29 @@ def test_what_keeps_counters_from_being_read_is_told(
     assert dram_bytes(make_cell(), "fused", "cuda") == "ncu counted nothing: ERR_NVGPUCTRPERM"
     assert len(commands) == 1, "who may not read counters for one backend may not for the next"
     monkeypatch.setattr(counters, "_denials", [])
-    monkeypatch.setattr(counters.subprocess, "run", lambda *a, **k: subprocess.CompletedProcess(a[0], 0, PAGE, ""))
+    monkeypatch.setattr(counters, "_output", lambda command: (PAGE, ""))
     assert dram_bytes(make_cell(), "eager", "cuda") == parse(PAGE)
+    monkeypatch.setattr(counters, "_output", lambda command: None)
+    assert dram_bytes(make_cell(), "eager", "cuda") == "ncu took more than 120 s"
+
+
+def test_a_profiler_that_hangs_is_ended_with_what_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The process that is profiled holds the pipes as well as the card."""
+    monkeypatch.setattr(counters, "_TIMEOUT_S", 1.0)
+    child = tmp_path / "child"
+    began = time.monotonic()
+    assert counters._output(["sh", "-c", f"sleep 120 & echo $! > {child}; wait"]) is None
+    assert time.monotonic() - began < 30
+    pid = int(child.read_text())
+    assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(
+    "change", [("dram__bytes_write", "dram__other"), ('"2048"', '"n/a"')], ids=["column", "figure"]
+)
+def test_a_counter_that_a_card_has_not_gives_no_sum(change: tuple[str, str]) -> None:
+    assert change[0] in PAGE
+    assert parse(PAGE.replace(*change)) is None
 
 
 def test_the_counted_call_launches_what_this_process_tuned(
@@ -92,13 +115,13 @@ def test_the_counted_call_launches_what_this_process_tuned(
 ) -> None:
     told: list[str] = []
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+    def output(command: list[str]) -> tuple[str, str]:
         told.append(Path(command[-1]).read_text())
-        return subprocess.CompletedProcess(command, 0, PAGE, "")
+        return PAGE, ""
 
     monkeypatch.setattr(counters, "_denials", [])
     monkeypatch.setattr(counters.shutil, "which", lambda name, path=None: "ncu")
-    monkeypatch.setattr(counters.subprocess, "run", run)
+    monkeypatch.setattr(counters, "_output", output)
     monkeypatch.setattr(counters.tuned, "choices", lambda: [Choice("peer", "kernel", (128, "torch.float16"), 1)])
     assert dram_bytes(make_cell(), "flash_maxsim", "cuda") == parse(PAGE)
     assert json.loads(told[0]) == [["peer", "kernel", [128, "torch.float16"], 1]]
@@ -123,3 +146,19 @@ def test_the_process_that_is_counted_takes_over_the_choices_before_its_first_cal
         counters.main()
     ((told,),) = ended.value.args
     assert (told.module, told.name, tuple(told.key), told.config) == ("peer", "kernel", (128, "torch.float16"), 1)
+
+
+def test_a_counted_process_that_tunes_anew_counts_nothing(
+    make_cell: Callable[..., Cell], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would count another launch than the one that was timed."""
+    told = Choice("peer", "kernel", (128, "torch.float16"), 1)
+    file = tmp_path / "tuned.json"
+    file.write_text(json.dumps([told]))
+    monkeypatch.setattr(counters.tuned, "choose", lambda told: None)
+    monkeypatch.setattr(counters.tuned, "choices", lambda: [told, told._replace(name="another")])
+    monkeypatch.setattr(counters.sys, "argv", ["counters", make_cell().model_dump_json(), "eager", str(file)])
+    monkeypatch.setattr(cell_inputs, "draw_inputs", lambda cell, device, index: None)
+    monkeypatch.setattr(registry, "get", lambda name: SimpleNamespace(prepare=lambda cell, inputs: lambda: None))
+    with pytest.raises(SystemExit, match=r"^another: tuned anew"):
+        counters.main()
