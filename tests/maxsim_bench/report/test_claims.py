@@ -565,8 +565,10 @@ def test_a_row_that_failed_answers_with_its_reason(paper: Paper, made: Any) -> N
         status="crash",
         error="illegal memory access",
     )  # fmt: skip
-    entry = verdict(claim(), paper, made.results([failed]))
+    found = ledger(Paper((claim(),), paper.tolerances, paper.mapping, paper.elements), made.results([failed]), DECLARED)
+    (entry,) = found.entries
     assert (entry.verdict, entry.measured) == ("other hardware", "crash")
+    assert found.elsewhere() == {"outcome such as out of memory": 1}, "no time, although a time was published"
     assert entry.why == "crash here, 1.7 ms there: illegal memory access"
 
 
