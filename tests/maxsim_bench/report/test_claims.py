@@ -389,6 +389,7 @@ def test_verdicts_by_ours_are_counted_apart_in_every_summary(paper: Paper, made:
     found = ledger(Paper(claims, paper.tolerances, paper.mapping, paper.elements), results, DECLARED)
     by_ours = [e for e in found.entries if e.stands_in]
     assert {e.verdict for e in by_ours} == {"better", "other hardware"}
+    assert all("the published package does not stream; ours stands for it" in e.comparable for e in by_ours)
     [judged] = [e for e in by_ours if e.verdict == "better"]
     assert judged.comparable == "in part: the published package does not stream; ours stands for it"
     assert found.stood_in() == 1

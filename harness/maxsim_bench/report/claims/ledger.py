@@ -239,7 +239,7 @@ def _judged(claim: Claim, context: _Context) -> _Found:
     if claim.metric == "first_oom_B":
         return _first_oom(claim, found, context)
     told = _told(found, index)
-    part = _in_part(claim, found, paper)
+    part = found.who.stands_in or _in_part(claim, found, paper)
     if claim.metric == "status":
         return _qualified(_judged_status(claim, found, told, paper), part)
     failed = found.rows[0]
@@ -262,7 +262,7 @@ def _judged(claim: Claim, context: _Context) -> _Found:
         told.comparable = "yes: same card"
     else:
         told.comparable = f"yes: {tolerance.name} compares across cards"
-    _qualified(told, found.who.stands_in or part or (fill.why if fill is not None else ""))
+    _qualified(told, part or (fill.why if fill is not None else ""))
     told.verdict, told.why = _compare(claim, claim.number, measured, tolerance)
     if claim.metric in ("peak_gb", "memory_ratio", "residual_transient_gb"):
         _read_otherwise(claim, told, found, context)
