@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from maxsim_bench.report.claims.ledger import Entry, Ledger
 
 
+SHORT = 8  # digits of a cell's hash, as in the last column of the report's tables
+
+
 @dataclass(frozen=True)
 class Places:
     """Folders of a checkout, and its README."""
@@ -100,9 +103,12 @@ def claims(places: Places, *, local: bool, element: str | None, verdict: str | N
 def claims_lines(
     found: Ledger, kept: Sequence[Entry], *, every: bool, element: str | None = None, verdict: str | None = None
 ) -> list[str]:
-    """Counts by element and overall; with `every` or a filter a line for each entry that was kept, or that none was."""
+    """Counts by element and overall; with `every` or a filter a few lines for each entry that was kept.
+
+    If none was, a line that says so.
+    """
     if kept and (every or element is not None or verdict is not None):
-        return [_entry_line(entry) for entry in kept]
+        return [line for entry in kept for line in _entry_lines(entry)]
     if verdict is not None:
         among = Counter(entry.verdict for entry in found.entries if element in (None, entry.element))
         there = ", ".join(f"{count} {name}" for name, count in among.most_common())
@@ -110,15 +116,36 @@ def claims_lines(
     lines = []
     for record in found.summary().to_dict("records"):
         told = [f"{record[v]} {v}" for v in found.counts() if record[v]]
-        lines.append(f"{record['element']:<28}{record['claims']:>5}  {', '.join(told)}")
+        ours = f" ({record['by ours']} by ours)" if record["by ours"] else ""
+        lines.append(f"{record['element']:<28}{record['claims']:>5}  {', '.join(told)}{ours}")
     total = ", ".join(f"{count} {verdict}" for verdict, count in found.counts().items() if count)
+    if found.stood_in():
+        lines.append("by ours: those that hold, are better or differ, where nothing published can answer")
+        total += f" ({found.stood_in()} by ours)"
     return [*lines, f"{'all':<28}{len(found.entries):>5}  {total}"]
 
 
-def _entry_line(entry: Entry) -> str:
-    published = f"{entry.published} {entry.unit}".strip()
-    by = f" by {entry.measured_by}" if entry.measured_by else ""
-    measured = f"; measured {entry.measured}{by} on {entry.measured_on}" if entry.measured else ""
-    command = f"; command: `{entry.command}`" if entry.command else ""
-    told = f"{entry.claim_id}: {entry.verdict}: published {published} on {entry.published_on}{measured}"
-    return f"{told}: {entry.why}{command}"
+def _entry_lines(entry: Entry) -> list[str]:
+    """The verdict; what was published and measured; whether the two compare and where the rows are; what else is known.
+
+    Every line but the first is indented; one that would be empty is left out.
+    """
+    relation = "" if entry.relation == "=" else f" ({entry.relation})"
+    numbers = [f"published {entry.published} {entry.unit}".rstrip() + f"{relation} on {entry.published_on}"]
+    if entry.measured_by == "arithmetic":
+        numbers.append(f"computed {entry.measured} from sizes, not measured")
+    elif entry.measured:
+        numbers.append(f"measured {entry.measured} by {entry.measured_by} on {entry.measured_on}")
+    if entry.ours:
+        numbers.append(f"beside it {entry.ours} by {entry.ours_by}")
+    origin = [f"comparable: {entry.comparable}"] if entry.comparable else []
+    if entry.cell:
+        first, *more = (digest[:SHORT] for digest in entry.cell.split(", "))
+        told = ", ".join([f"`maxsim-bench show {first}`", *more])
+        origin.append(f"{'rows' if entry.measured else 'rows of ours'}: {told} ({entry.source})")
+    if entry.command:
+        origin.append(f"command: `{entry.command}`")
+    beside = [part for part in (entry.stands_in, entry.reading) if part not in entry.comparable]
+    reading = f"reading: {'; '.join(beside)}" if beside else ""
+    head = f"{entry.claim_id}: {entry.verdict}: {entry.why}"
+    return [head, *(f"  {line}" for line in ("; ".join(numbers), "; ".join(origin), reading) if line)]

@@ -574,10 +574,34 @@ def test_claims_counts_every_claim_and_filters_by_element_and_verdict(invoke: In
     listed = json.loads(invoke("claims", *COMMITTED, "--element", "tab:fwd", "--json").output)
     assert len(listed) == 80
     assert {entry["element"] for entry in listed} == {"tab:fwd"}
-    assert len(invoke("claims", *COMMITTED, "--element", "tab:fwd").output.splitlines()) == 80, "no counts, but claims"
+    told = invoke("claims", *COMMITTED, "--element", "tab:fwd").output.splitlines()
+    assert [line.split(": ")[0] for line in told if not line.startswith(" ")] == [e["claim_id"] for e in listed]
     one = invoke("claims", *COMMITTED, "--verdict", "superseded").output.splitlines()
-    assert len(one) == 360
-    assert all(": superseded: published " in line for line in one)
+    heads = [line for line in one if not line.startswith(" ")]
+    assert len(heads) == 360
+    assert all(": superseded: " in line for line in heads)
+
+
+def test_a_claim_leads_to_its_rows_and_to_its_other_reading_in_the_terminal(invoke: Invoke) -> None:
+    filters = [*COMMITTED, "--element", "tab:traffic"]
+    entries = {entry["claim_id"]: entry for entry in json.loads(invoke("claims", *filters, "--json").output)}
+    blocks: dict[str, list[str]] = {}
+    for line in invoke("claims", *filters).output.splitlines():
+        if not line.startswith("  "):
+            blocks[line.split(": ")[0]] = lines = []
+        lines.append(line)
+    assert set(blocks) == set(entries)
+    assert {len(block) for block in blocks.values()} <= {2, 3, 4}
+    for claim_id, entry in entries.items():
+        told = "\n".join(blocks[claim_id])
+        assert f"comparable: {entry['comparable']}" in told
+        assert entry["reading"] in told
+        if entry["cell"]:
+            assert f"`maxsim-bench show {entry['cell'][:8]}` ({entry['source']})" in told
+    judged = [e for e in entries.values() if e["metric"] == "hbm_gb"]
+    assert all(e["cell"] and e["reading"].startswith("computed, as published") for e in judged)
+    shown = invoke("show", judged[0]["cell"][:8], *COMMITTED)
+    assert (shown.exit_code, judged[0]["cell"] in shown.output) == (0, True)
 
 
 def test_claims_says_that_none_matches_and_which_verdicts_there_are(invoke: Invoke) -> None:
@@ -596,8 +620,8 @@ def test_a_claim_that_is_not_measured_is_listed_with_the_command_that_measures_i
     Path("none").mkdir()
     listed = invoke("claims", *COMMITTED, "--results=none", *filters)
     lines = listed.output.splitlines()
-    assert len(lines) == 80
-    assert all(re.search(r"; command: `maxsim-bench run [^`]+`$", line) for line in lines)
+    assert len([line for line in lines if not line.startswith(" ")]) == 80
+    assert len([line for line in lines if re.match(r"  command: `maxsim-bench run [^`]+`$", line)]) == 80
 
 
 def test_claims_refuses_what_no_claim_has(invoke: Invoke) -> None:

@@ -67,8 +67,9 @@ def origins(results: Results, verdicts: Ledger, declared: Declared, out: Path) -
     found = Origins()
     claims: dict[str, list[Any]] = {}
     for entry in verdicts.entries:
-        if entry.cell and entry.verdict != "superseded":
-            claims.setdefault(entry.cell, []).append(entry)
+        if entry.verdict not in ("superseded", "not measured"):
+            for digest in filter(None, entry.cell.split(", ")):
+                claims.setdefault(digest, []).append(entry)
     by_source: dict[str, dict[str, list[Row]]] = {}
     for row, source in zip(results.rows, results.frame["source"], strict=True):
         by_source.setdefault(source, {}).setdefault(row.cell.hash(), []).append(row)

@@ -87,6 +87,7 @@ def write_page(page: Page, path: Path) -> Path:
         claims=[entry for entry in groups.get("claims", []) if entry["name"] != "claims/ledger"],
         counts=page.ledger.counts(),
         computed=page.ledger.computed(),
+        stood_in=page.ledger.stood_in(),
         elements=_elements(page.ledger),
         statuses=frame.groupby(["device", "status"]).size().unstack(fill_value=0),
         card=names.card,

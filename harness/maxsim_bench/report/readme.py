@@ -44,6 +44,8 @@ def readme_block(results: Results, made: Sequence[Artefact], verdicts: Ledger, f
         without=[(str(status), int(count)) for status, count in without.items()],
         counts=verdicts.counts(),
         computed=verdicts.computed(),
+        stood_in=verdicts.stood_in(),
+        elsewhere=verdicts.elsewhere(),
         claims=len(verdicts.entries),
         folder=folder,
     ).strip()  # fmt: skip

@@ -18,7 +18,7 @@ from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import append_samples
 from maxsim_bench.report import names
 from maxsim_bench.report.claims import Paper, ledger, read_paper
-from maxsim_bench.report.claims.ledger import VERDICTS, Entry
+from maxsim_bench.report.claims.ledger import KINDS, VERDICTS, Entry
 from maxsim_bench.report.claims.match import Index, NoAnswer, answer
 from maxsim_bench.report.claims.paper import Claim, Kept, Peak
 from maxsim_bench.report.claims.tables import ledger_tables
@@ -26,6 +26,8 @@ from maxsim_bench.report.claims.unmeasured import covering
 from maxsim_bench.report.claims.values import footprint
 from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.load import ReportError, Results, load
+from maxsim_bench.report.readme import readme_block
+from maxsim_bench.reporting import claims_lines
 
 EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 PAPER = EXPERIMENTS / "paper"
@@ -35,6 +37,11 @@ DECLARED = Declared.below(EXPERIMENTS)  # expanded once for all tests here
 @pytest.fixture(scope="module")
 def paper() -> Paper:
     return read_paper(PAPER)
+
+
+@pytest.fixture(scope="module")
+def committed() -> Results:
+    return load([EXPERIMENTS.parent / "results"])
 
 
 def test_nothing_that_compares_across_cards_holds_further_off_than_ten_percent() -> None:
@@ -331,8 +338,71 @@ def test_what_stands_for_the_published_package_is_told_only_where_it_does(paper:
         paper_element="sec:bf16", experiment="precision_bf16", Nq=4, B=4, dtype="bf16", metric="max_abs_err",
         variant="shape=ColPali;mask=light",
     )  # fmt: skip
-    both, ours = (verdict(one, paper, made.results(kept)) for kept in (list(rows.values()), [rows["fused"]]))
-    assert ("ours stands for it" in both.reading, "ours stands for it" in ours.reading) == (False, True)
+    both, alone = (verdict(one, paper, made.results(kept)) for kept in (list(rows.values()), [rows["fused"]]))
+    assert (both.measured_by, both.ours_by) == ("flash-maxsim", "fused (ours)")
+    assert (alone.verdict, alone.measured, alone.measured_by) == ("not measured", "", "")
+    assert (alone.ours, alone.ours_by) == (both.ours, "fused (ours)")
+    assert (alone.cell, alone.source) == (rows["fused"].cell.hash(), "h200/precision_bf16.csv")
+    assert "--backend flash_maxsim" in alone.command
+
+
+@pytest.mark.parametrize("path", ["csr", "atomic"])
+@pytest.mark.parametrize("metric", ["peak_gb", "latency_ms"])
+def test_a_backward_path_of_the_package_that_was_not_measured_is_not_judged_by_ours(
+    paper: Paper, made: Any, path: str, metric: str
+) -> None:
+    at = {"op": "training_step", "Nq": 128, "B": 128, "Ld": 180, "variant": "loss=cross_entropy"}
+    own = made.modelled(made.cell("backward_paths", **at), "fused").model_copy(update={"backend": f"train_{path}"})
+    one = next(
+        c for c in paper.claims
+        if (c.paper_element, c.backend, c.metric, c.B) == ("tab:bwd_abl", path, metric, 128) and c.Lq == 32
+    )  # fmt: skip
+    told = verdict(one, paper, made.results([own]))
+    assert (told.verdict, told.measured, told.stands_in) == ("not measured", "", "")
+    assert (told.ours_by, told.cell) == (names.backend(f"train_{path}"), own.cell.hash())
+    assert float(told.ours) > 0
+    assert told.command.startswith(f"maxsim-bench run training_peers --profile paper --backend train_flash_{path} ")
+    theirs = own.model_copy(
+        update={"backend": f"train_flash_{path}", "cell": made.cell("training_peers", **at), "peak_extra_bytes": 1}
+    )
+    assert verdict(one, paper, made.results([own, theirs])).measured_by == names.backend(f"train_flash_{path}")
+
+
+def test_ours_answers_for_the_published_implementation_only_where_it_says_why(paper: Paper) -> None:
+    """Lengths of documents, a gather and a first stage are no implementation of a scorer."""
+    harness = {"data", "gather", "stage1_exact_single_vector"}
+    for table, backends in paper.mapping.backends.items():
+        for name, who in backends.items():
+            own = [b for b in (*who.answers, *who.for_memory) if "(ours)" in names.backend(b)]
+            others = [b for b in (*who.answers, *who.for_memory) if b not in own]
+            if name not in harness:
+                assert bool(own) == bool(who.stands_in), (table, name)
+                assert not (own and others), (table, name)
+
+
+def test_verdicts_by_ours_are_counted_apart_in_every_summary(paper: Paper, made: Any) -> None:
+    at = made.cell(
+        "out_of_core", op="search", B=100000, Lq=1024, Ld=1024, k=10, timing_policy="host", variant="host=pageable"
+    )
+    row = made.modelled(at, "fused").model_copy(update={"peak_extra_bytes": 528_527_872, "backend": "search"})
+    claims = tuple(c for c in paper.claims if c.paper_element == "tab:ooc" and c.B == 100_000)
+    results = made.results([row])
+    found = ledger(Paper(claims, paper.tolerances, paper.mapping, paper.elements), results, DECLARED)
+    by_ours = [e for e in found.entries if e.stands_in]
+    assert {e.verdict for e in by_ours} == {"better", "other hardware"}
+    assert all("the published package does not stream; ours stands for it" in e.comparable for e in by_ours)
+    [judged] = [e for e in by_ours if e.verdict == "better"]
+    assert judged.comparable == "in part: the published package does not stream; ours stands for it"
+    assert found.stood_in() == 1
+    tables = {table.name: table for table in ledger_tables(found, results)}
+    assert list(tables["claims/summary"].frame["by ours"]) == [1, 1]
+    lines = claims_lines(found, found.entries, every=False)
+    assert lines[-1].endswith(" (1 by ours)")
+    assert lines[0].endswith(" (1 by ours)")
+    block = readme_block(results, [], found, "figures")
+    assert "1 of those that hold, are better or differ is by our own implementation, where the published one" in block
+    nobody = ledger(paper, made.results([]), DECLARED)
+    assert "by our own implementation" not in readme_block(made.results([]), [], nobody, "figures")
 
 
 def test_a_range_takes_the_low_end_over_its_cells(paper: Paper, made: Any) -> None:
@@ -343,7 +413,76 @@ def test_a_range_takes_the_low_end_over_its_cells(paper: Paper, made: Any) -> No
     low = next(c for c in paper.claims if c.paper_element == "abstract (EMNLP)" and c.variant == "range=low")
     high = low.model_copy(update={"variant": "range=high", "relation": "<="})
     assert float(verdict(low, paper, results).measured) < float(verdict(high, paper, results).measured)
-    assert verdict(low, paper, results).cell == "4 cells"
+    assert set(verdict(low, paper, results).cell.split(", ")) == {cell.hash() for cell in cells}
+
+
+@pytest.mark.parametrize(("end", "relation"), [("low", ">="), ("high", "<=")])
+@pytest.mark.parametrize(("factor", "outcome"), [(1.02, "holds"), (2.0, "differs"), (0.5, "better")])
+def test_an_end_of_a_range_is_no_bound_and_says_which_end(
+    paper: Paper, made: Any, end: str, relation: str, factor: float, outcome: str
+) -> None:
+    at = made.cell("frontier_chunked", B=10_000, Lq=512, Ld=1024, chunk=1024)
+    results = made.results(made.sweep([at], ["eager", "chunked", "flash_maxsim"]))
+    low = next(c for c in paper.claims if c.paper_element == "abstract (EMNLP)" and c.variant == "range=low")
+    one = low.model_copy(update={"variant": f"range={end}", "relation": relation})
+    published = factor * float(verdict(one, paper, results).measured)
+    told = verdict(one.model_copy(update={"value": str(published)}), paper, results)
+    assert (told.verdict, told.relation) == (outcome, f"{end} end of a range")
+    assert f" of the {end} end of the published range" in told.why
+    assert "bound" not in told.why
+
+
+def test_a_note_is_told_of_the_claims_that_it_is_about(paper: Paper, made: Any) -> None:
+    """What another corpus size gives says nothing of a ranking or of the bytes of an index."""
+    found = ledger(paper, made.results([]), DECLARED).entries
+    about = {
+        c.claim_id: c.experiment == "frontier_chunked" for c in paper.claims if c.paper_element == "abstract (EMNLP)"
+    }
+    assert set(about.values()) == {True, False}
+    assert {e.claim_id: "At B = 5 000" in e.note for e in found if e.claim_id in about} == about
+
+
+def test_another_version_of_what_is_divided_by_is_told_where_it_differs(paper: Paper, made: Any) -> None:
+    at = made.cell("training_peers", op="training_step", Nq=512, B=512, Ld=180, variant="loss=cross_entropy")
+    rows = [
+        made.modelled(at, "fused").model_copy(
+            update={"backend": backend, "peak_extra_bytes": extra, "backend_version": "0.4.5"}
+        )
+        for backend, extra in (("train_flash_maxsim", 10**9), ("train_lik", 6 * 10**8))
+    ]
+    claims = {
+        c.metric: c for c in paper.claims
+        if (c.paper_element, c.backend, c.gpu, c.B) == ("tab:lik_v030", "fused", "H100-80GB", 512)
+    }  # fmt: skip
+    results = made.results(rows)
+    two = tuple(claims[metric] for metric in ("memory_ratio", "peak_gb"))
+    found = ledger(Paper(two, paper.tolerances, paper.mapping, paper.elements), results, DECLARED)
+    ratio, peak = found.entries
+    assert (ratio.verdict, ratio.comparable) == ("differs", "in part: LIK 0.4.5 here, 0.3.0 there")
+    assert peak.comparable.startswith("yes: "), "the package's own bytes depend on no version of LIK"
+    time = verdict(claims["speedup"], paper, made.results([rows[0].model_copy(update={"speedup": 2.0,
+                   "speedup_baseline": "train_lik"}), rows[1]]))  # fmt: skip
+    assert time.comparable.endswith("; LIK 0.4.5 here, 0.3.0 there")
+    [differs] = [table for table in ledger_tables(found, results) if table.name == "claims/differs"]
+    assert "in part: LIK 0.4.5 here, 0.3.0 there" in differs.markdown()
+    assert "remarks" in differs.markdown().splitlines()[2]
+
+
+def test_the_version_of_lik_that_is_named_is_the_one_that_was_measured(paper: Paper, committed: Results) -> None:
+    named = {who.part.split(" here")[0] for table in paper.mapping.backends.values()
+             for name, who in table.items() if name == "lik"}  # fmt: skip
+    measured = {f"LIK {row.backend_version}" for row in committed.rows
+                if row.backend in ("lik", "train_lik") and row.status == "ok" and row.cell.gpu == "h200"}  # fmt: skip
+    assert named == measured
+
+
+def test_a_difference_that_another_reading_explains_shows_it_in_the_table(paper: Paper, made: Any) -> None:
+    row = with_counted(made.modelled(made.cell("traffic", Lq=1024, Ld=1024), "flash_maxsim"), 0.524)
+    one = claim(paper_element="tab:traffic", experiment="traffic", metric="hbm_gb", value="0.262", unit="GB")
+    results = made.results([row])
+    found = ledger(Paper((one,), paper.tolerances, paper.mapping, paper.elements), results, DECLARED)
+    [differs] = [table for table in ledger_tables(found, results) if table.name == "claims/differs"]
+    assert "computed, as published: 0.2624 GB, holds" in differs.markdown()
 
 
 @pytest.mark.parametrize(("cap", "expected"), [(42_400_000_000, "holds"), (None, "other hardware")])
@@ -428,8 +567,10 @@ def test_a_row_that_failed_answers_with_its_reason(paper: Paper, made: Any) -> N
         status="crash",
         error="illegal memory access",
     )  # fmt: skip
-    entry = verdict(claim(), paper, made.results([failed]))
+    found = ledger(Paper((claim(),), paper.tolerances, paper.mapping, paper.elements), made.results([failed]), DECLARED)
+    (entry,) = found.entries
     assert (entry.verdict, entry.measured) == ("other hardware", "crash")
+    assert found.elsewhere() == {"outcome such as out of memory": 1}, "no time, although a time was published"
     assert entry.why == "crash here, 1.7 ms there: illegal memory access"
 
 
@@ -657,6 +798,7 @@ def test_a_count_that_the_card_cannot_have_moved_in_that_time_judges_nothing(pap
     entry = verdict(one, paper, made.results([rows[0.1]]))
     assert (entry.verdict, entry.measured_by) == ("holds", "arithmetic")
     assert "another launch was counted than timed" in entry.reading
+    assert (entry.cell, entry.source) == (cell.hash(), "h200/traffic.csv"), "the row whose count judges nothing"
     assert verdict(one, paper, made.results([rows[0.2]])).verdict == "differs"
 
 
@@ -709,6 +851,59 @@ def test_what_no_counter_writes_was_not_counted(paper: Paper, made: Any, counted
         entry = verdict(one, paper, made.results(rows))
         assert (entry.verdict, entry.measured_by) == ("holds", "arithmetic")
         assert "no hardware counter was read" in entry.reading
+
+
+def test_an_achieved_rate_says_whose_bytes_it_divides_and_gives_the_counted_rate_beside(
+    paper: Paper, made: Any
+) -> None:
+    row = made.modelled(made.cell("traffic", Lq=1024, Ld=1024), "flash_maxsim").model_copy(update={"latency_ms": 0.5})
+    one = claim(paper_element="tab:traffic", experiment="traffic", metric="achieved_gb_per_s", value="154", unit="GB/s")
+    twice = verdict(one, paper, made.results([with_counted(row, 0.524)]))
+    assert float(twice.measured) == pytest.approx(0.262 / 0.5e-3, rel=1e-3)
+    assert twice.reading == (
+        "computed bytes, as published, over the time measured here; counted bytes over that time: 1048 GB/s"
+    )
+    impossible = verdict(one, paper, made.results([with_counted(row, 5.0)]))
+    assert "no rate of counted bytes" in impossible.reading
+    assert "another launch was counted than timed" in impossible.reading
+    plain = verdict(one, paper, made.results([row.model_copy(update={"achieved_gbs": 500.0})]))
+    assert plain.measured == "500.0"
+    assert plain.reading.startswith("compulsory bytes over the time measured here; no rate of counted bytes")
+
+
+def test_what_stands_beside_other_hardware_is_named_by_its_kind(paper: Paper, committed: Results) -> None:
+    """Beside times and speed-ups there are outcomes and prices."""
+    found = ledger(paper, committed, DECLARED)
+    kinds = found.elsewhere()
+    assert sum(kinds.values()) == found.counts()["other hardware"]
+    words = {"status": 0, "usd_per_1B_candidates": 0, "speedup": 0}
+    for e in found.entries:
+        if e.verdict == "other hardware" and e.metric in words:
+            words[e.metric] += 1
+    assert min(words.values()) > 0
+    assert (kinds["outcomes such as out of memory"], kinds["prices"], kinds["speed-ups"]) == tuple(words.values())
+    block = readme_block(committed, [], found, "figures")
+    told = ", ".join(f"{count} {kind}" for kind, count in kinds.items())
+    assert f"stand beside a measurement on other hardware ({told})" in block
+
+
+def test_every_class_that_depends_on_the_card_has_a_word(paper: Paper) -> None:
+    assert {t.name for t in paper.tolerances.values() if not t.across_cards} <= set(KINDS)
+
+
+def test_the_appendix_says_what_compares_across_cards(paper: Paper) -> None:
+    """Every class of tolerances.toml that is judged whatever the card has its word there."""
+    text = " ".join((EXPERIMENTS.parent / "docs" / "artifact.md").read_text(encoding="utf-8").split())
+    [told] = [s for s in text.split(". ") if "ledger judges" in s]
+    words = {
+        "memory": "peaks", "memory_ratio": "ratios of bytes", "traffic": "counted traffic",
+        "fit": "whether a size fits", "traffic_ratio": "ratios of bytes", "error": "errors", "error_ratio": "errors",
+        "error_reduction": "errors",
+        "arithmetic": "arithmetic", "rank_correlation": "rankings", "agreement": "rankings", "delta": "rankings",
+        "quality": "rankings", "direction": "gradients", "training": "losses",
+    }  # fmt: skip
+    assert {t.name for t in paper.tolerances.values() if t.across_cards} == set(words)
+    assert [word for word in words.values() if word not in told] == []
 
 
 def with_counted(row: Row, gigabytes: float) -> Row:
@@ -837,12 +1032,11 @@ def test_the_claims_of_the_loss_curves_are_answered_by_the_command_s_rows(paper:
     assert {e.measured_by for (b, _), e in found.items() if b == "unified"} == {"flash-maxsim"}
 
 
-def test_other_curves_answer_no_claim_and_ours_stands_for_the_package_where_it_has_no_row(
-    paper: Paper, made: Any
-) -> None:
+def test_other_curves_answer_no_claim_and_neither_does_ours_for_the_package(paper: Paper, made: Any) -> None:
     [one] = [c for c in paper.claims if c.metric == "loss_max_abs_drift"]
     losses = {"train_eager": 4.5e-4, "train_fused": 5.4e-4}
-    assert verdict(one, paper, made.results(curve_rows(losses))).measured_by == "fused (ours)"
+    told = verdict(one, paper, made.results(curve_rows(losses)))
+    assert (told.verdict, told.ours, told.ours_by) == ("not measured", "0.0005000", "fused (ours)")
     smoke = {"Nq": 8, "B": 8}
     shorter = {"variant": "learning_rate=0.001;loss=cross_entropy;steps=100;temperature=32;ties=one"}
     for changes in (smoke, shorter, {"seed": 43}, {"dtype": "fp32"}):

@@ -7,12 +7,14 @@ from typing import Any
 
 from maxsim_bench.record.environments import add_environments
 from maxsim_bench.record.row import Row
+from maxsim_bench.report.claims import Paper, ledger, read_paper
 from maxsim_bench.report.claims.ledger import Ledger
 from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.load import Results, load
 from maxsim_bench.report.origins import origins
 from maxsim_bench.report.page import environments
 
+EXPERIMENTS = Path(__file__).parents[3] / "experiments"
 EARLIER = {
     "gpu": "a",
     "captured_at": "2026-01-01T10:00:00+00:00",
@@ -35,11 +37,32 @@ def measured(made: Any, folder: Path) -> Results:
 
 
 def test_a_row_is_shown_with_the_commit_of_its_own_session(tmp_path: Path, made: Any) -> None:
-    ledger = Ledger(paper=None, entries=())  # type: ignore[arg-type]  # no claim leads to these rows
-    found = origins(measured(made, tmp_path), ledger, Declared({}), tmp_path)
+    nothing = Ledger(paper=None, entries=())  # type: ignore[arg-type]  # no claim leads to these rows
+    found = origins(measured(made, tmp_path), nothing, Declared({}), tmp_path)
     (page,) = found.pages.values()
     shown = {line["row"].backend: line["commit"] for cell in page["cells"] for line in cell["rows"]}
     assert shown == {"eager": "1" * 12, "fused": "2" * 12}
+
+
+def test_a_claim_over_several_cells_is_named_at_each_and_one_that_nothing_answers_at_none(
+    tmp_path: Path, made: Any
+) -> None:
+    """Ours beside a claim that is not measured answers nothing, so its rows do not say so."""
+    paper = read_paper(EXPERIMENTS / "paper")
+    abstract = {c.variant: c for c in paper.claims if c.paper_element == "abstract (EMNLP)"}["range=low"]
+    path = next(c for c in paper.claims if (c.paper_element, c.backend, c.metric) == ("tab:bwd_abl", "csr", "peak_gb"))
+    sizes = {"op": "training_step", "Nq": path.Nq, "B": path.B, "Lq": path.Lq, "Ld": path.Ld}
+    step = made.cell("backward_paths", variant="loss=cross_entropy", **sizes)
+    cells = [made.cell("frontier_chunked", B=B, Lq=512, Ld=1024, chunk=1024) for B in (10_000, 20_000)]
+    rows = made.sweep(cells, ["eager", "chunked", "flash_maxsim"])
+    made.written(tmp_path, [*rows, made.modelled(step, "fused").model_copy(update={"backend": "train_csr"})])
+    results, declared = load([tmp_path]), Declared.below(EXPERIMENTS)
+    judged = ledger(Paper((abstract, path), paper.tolerances, paper.mapping, paper.elements), results, declared)
+    assert [e.verdict == "not measured" for e in judged.entries] == [False, True]
+    assert judged.entries[1].cell == step.hash()
+    pages = origins(results, judged, declared, tmp_path).pages.values()
+    shown = {cell["hash"]: [c.claim_id for c in cell["claims"]] for page in pages for cell in page["cells"]}
+    assert shown == {**{cell.hash(): [abstract.claim_id] for cell in cells}, step.hash(): []}
 
 
 def test_an_environment_counts_the_rows_of_each_session(tmp_path: Path, made: Any) -> None:

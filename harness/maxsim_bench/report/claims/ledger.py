@@ -5,7 +5,9 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Literal
@@ -14,10 +16,10 @@ import pandas as pd
 
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
-from maxsim_bench.report.claims.match import Answer, Index, NoAnswer, allowed, answer, baseline_rows
+from maxsim_bench.report.claims.match import Answer, Index, NoAnswer, allowed, answer, answering, baseline_rows
 from maxsim_bench.report.claims.paper import Claim, Paper, Peak, Tolerance
 from maxsim_bench.report.claims.unmeasured import declared_together, reason
-from maxsim_bench.report.claims.values import Asked, NoValue, arithmetic, value
+from maxsim_bench.report.claims.values import Asked, NoValue, arithmetic, rate_readings, value
 from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.load import Results
 
@@ -28,6 +30,17 @@ _FAILED_FITS = ("oom", "skipped")
 _ARITHMETIC = "arithmetic"  # classes of tolerances.toml: what follows from sizes, and what counters may tell as well
 _TRAFFIC = ("traffic", "traffic_ratio")
 _REFUSED = ("unsupported", "error")
+JUDGED: tuple[Verdict, ...] = ("holds", "better", "differs")
+# What depends on the card, by class of tolerances.toml, in words for one and for several.
+KINDS = {
+    "latency": ("time", "times"),
+    "dispersion": ("spread of times", "spreads of times"),
+    "throughput": ("rate", "rates"),
+    "speedup": ("speed-up", "speed-ups"),
+    "share": ("share of a time", "shares of a time"),
+    "price": ("price", "prices"),
+    "fit": ("outcome such as out of memory", "outcomes such as out of memory"),
+}
 
 
 @dataclass(frozen=True)
@@ -35,9 +48,12 @@ class Entry:
     """One line of the ledger. `measured` is a number in the claim's unit, a word for a status, or empty.
 
     Attributes:
-        measured_by, measured_on: backend and card; `cell`, `source`: hash and CSV that lead back to the rows.
+        relation: how the published value is meant, or which end of a published range it is.
+        measured_by, measured_on: backend and card; `cell`, `source`: hashes and CSVs that lead back to the rows, those
+            of ours where nothing else was measured.
         reading: another reading of the same claim where its protocol allows two, in words.
         ours, ours_by: our own kernel on the same cells, judged by nobody.
+        stands_in: why ours answers for the published implementation; empty where that answers itself.
         comparable: whether this kind of number may be compared given where both were measured.
         why: of the verdict; command: what would measure it, for what is not.
     """
@@ -54,6 +70,7 @@ class Entry:
     measured_on: str
     ours: str
     ours_by: str
+    stands_in: str
     comparable: str
     verdict: Verdict
     why: str
@@ -84,7 +101,22 @@ class Ledger:
         )
         counts.insert(0, "title", [self.paper.elements[name].title for name in order])
         counts["claims"] = counts[list(VERDICTS)].sum(axis=1)
+        stood = Counter(entry.element for entry in self.entries if _stood_in(entry))
+        counts["by ours"] = [stood[name] for name in order]
         return counts.reset_index()
+
+    def stood_in(self) -> int:
+        """How many that hold, are better or differ were judged by ours, because nothing published can answer them."""
+        return sum(map(_stood_in, self.entries))
+
+    def elsewhere(self) -> dict[str, int]:
+        """What stands beside a measurement on other hardware: kind, in words → how many; the most frequent first."""
+        kinds = Counter(
+            "fit" if not e.measured or e.measured in names.STATUS_WORDS else self.paper.tolerances[e.metric].name
+            for e in self.entries
+            if e.verdict == "other hardware"
+        )
+        return {KINDS[kind][count > 1]: count for kind, count in kinds.most_common()}
 
     def computed(self) -> int:
         """How many of the verdicts rest on arithmetic over the claim's own sizes, not on a measurement."""
@@ -93,6 +125,10 @@ class Ledger:
     def counts(self) -> dict[str, int]:
         """Verdict → how many claims."""
         return {verdict: sum(entry.verdict == verdict for entry in self.entries) for verdict in VERDICTS}
+
+
+def _stood_in(entry: Entry) -> bool:
+    return bool(entry.stands_in) and entry.verdict in JUDGED
 
 
 def ledger(paper: Paper, results: Results, declared: Declared) -> Ledger:
@@ -120,6 +156,7 @@ class _Found:
     measured_on: str = ""
     ours: str = ""
     ours_by: str = ""
+    stands_in: str = ""
     comparable: str = ""
     verdict: Verdict = "not measured"
     why: str = ""
@@ -138,10 +175,11 @@ def _entry(claim: Claim, context: _Context) -> Entry:
     found = _found(claim, context)
     if claim.superseded:
         found.verdict, found.why, found.command = "superseded", "the authors replaced this number themselves", ""
-    notes = [claim.note, *element.notes] if not claim.superseded else [claim.note]
+    about = [remark.text for remark in element.remarks if remark.concerns(claim)]
+    notes = [claim.note, *about] if not claim.superseded else [claim.note]
     return Entry(
         claim_id=claim.claim_id, element=claim.paper_element, metric=claim.metric, unit=claim.unit,
-        relation=claim.relation, published=claim.value, published_on=claim.published_on,
+        relation=claim.related, published=claim.value, published_on=claim.published_on,
         note=" ".join(n.rstrip(".") + "." for n in notes if n), **asdict(found),
     )  # fmt: skip
 
@@ -154,9 +192,19 @@ def _found(claim: Claim, context: _Context) -> _Found:
         return _judged(claim, context)
     except NoAnswer:
         missing = reason(claim, context.paper, context.declared, context.index.gpus)
-        return _Found(why=missing.why, command=missing.command)
+        return _ours_alone(claim, _Found(why=missing.why, command=missing.command), context)
     except NoValue as told:  # a row is there, but not this number of it, or not its baseline's
         return _Found(why=str(told), command=_remedy(claim, context, again=told.again))
+
+
+def _ours_alone(claim: Claim, told: _Found, context: _Context) -> _Found:
+    """Our own rows beside a claim that nothing answers: where they are, and their number if they hold it."""
+    with contextlib.suppress(NoAnswer, NoValue):
+        found = answer(claim, context.paper, context.index, ours=True)
+        number = _number(claim, found.rows, found, context)
+        told.ours, told.ours_by = names.number(number, 4), names.backend(found.backend)
+        told.cell, told.source = _cells(found.rows), _sources(found.rows, context.index)
+    return told
 
 
 def _remedy(claim: Claim, context: _Context, *, again: bool) -> str:
@@ -191,33 +239,47 @@ def _judged(claim: Claim, context: _Context) -> _Found:
     if claim.metric == "first_oom_B":
         return _first_oom(claim, found, context)
     told = _told(found, index)
+    part = found.who.stands_in or _in_part(claim, found, paper)
     if claim.metric == "status":
-        return _judged_status(claim, found, told, paper)
+        return _qualified(_judged_status(claim, found, told, paper), part)
     failed = found.rows[0]
     if len(found.rows) == 1 and failed.status != "ok":
-        return _judged_failure(claim, failed, told, paper)
+        return _qualified(_judged_failure(claim, failed, told, paper), part)
     measured = _number(claim, found.rows, found, context)
     assert claim.number is not None, "only a status is a word"
     told.measured = names.number(measured, 4)
     _beside(claim, told, found, context)
+    if claim.metric == "achieved_gb_per_s":
+        told.also(*rate_readings(found.rows[0]))
     cards = {row.cell.gpu for row in found.rows}
     if not tolerance.across_cards and cards != {claim.gpu.lower()}:
         told.comparable = f"no: {tolerance.name} depends on the card ({claim.gpu or 'not named'} was published)"
         told.verdict = "other hardware"
         told.why = f"{told.measured} {claim.unit} here, {claim.value} {claim.unit} there"
-        return told
+        return _qualified(told, part)
     fill = paper.fill(claim)
-    in_part = found.who.part or (fill.why if fill is not None else "")
-    if in_part:
-        told.comparable = f"in part: {in_part}"
-    elif cards == {claim.gpu.lower()}:
+    if cards == {claim.gpu.lower()}:
         told.comparable = "yes: same card"
     else:
         told.comparable = f"yes: {tolerance.name} compares across cards"
+    _qualified(told, part or (fill.why if fill is not None else ""))
     told.verdict, told.why = _compare(claim, claim.number, measured, tolerance)
     if claim.metric in ("peak_gb", "memory_ratio", "residual_transient_gb"):
         _read_otherwise(claim, told, found, context)
     return _as_printed(claim, told, measured, context.paper)
+
+
+def _in_part(claim: Claim, found: Answer, paper: Paper) -> str:
+    """Why what was measured, or what it is divided by, compares in part only."""
+    base = (who.part for _, who in answering(claim.of_baseline(), paper)) if claim.baseline else ()
+    return "; ".join(dict.fromkeys(part for part in (found.who.part, *base) if part))
+
+
+def _qualified(told: _Found, part: str) -> _Found:
+    """What compares, compares in part where there is a reason for that; beside what does not the reason is told too."""
+    if part:
+        told.comparable = f"in part: {part}" if told.comparable.startswith("yes") else f"{told.comparable}; {part}"
+    return told
 
 
 def _as_printed(claim: Claim, told: _Found, measured: float, paper: Paper) -> _Found:
@@ -233,15 +295,22 @@ def _as_printed(claim: Claim, told: _Found, measured: float, paper: Paper) -> _F
 
 
 def _told(found: Answer, index: Index) -> _Found:
-    first = found.rows[0]
-    instead = found.who.instead if found.backend not in found.who.answers[:1] else ""
     return _Found(
         measured_by=names.backend(found.backend),
         measured_on=", ".join(sorted({names.card(row.cell.gpu) for row in found.rows})),
-        cell=first.cell.hash() if len(found.rows) == 1 else f"{len(found.rows)} cells",
-        source=", ".join(sorted({index.sources[row.key] for row in found.rows})),
-        reading="; ".join(dict.fromkeys(n for n in (found.rule.note, found.who.note, instead) if n)),
+        stands_in=found.who.stands_in,
+        cell=_cells(found.rows),
+        source=_sources(found.rows, index),
+        reading="; ".join(dict.fromkeys(n for n in (found.rule.note, found.who.note) if n)),
     )
+
+
+def _cells(rows: Sequence[Row]) -> str:
+    return ", ".join(dict.fromkeys(row.cell.hash() for row in rows))
+
+
+def _sources(rows: Sequence[Row], index: Index) -> str:
+    return ", ".join(sorted({index.sources[row.key] for row in rows}))
 
 
 def _number(claim: Claim, rows: Sequence[Row], found: Answer, context: _Context, peak: Peak | None = None) -> float:
@@ -342,14 +411,20 @@ def _computed(claim: Claim, paper: Paper) -> _Found | None:
 
 
 def _counted(claim: Claim, computed: _Found, context: _Context) -> _Found:
-    """The verdict on what hardware counters saw, the published arithmetic beside it; without counters that alone."""
+    """The verdict on what hardware counters saw, the published arithmetic beside it; without counters that alone.
+
+    Where a row is there but its count judges nothing, the arithmetic leads to that row.
+    """
     try:
         found = answer(claim, context.paper, context.index)
+    except NoAnswer:
+        computed.also("computed, as published; no hardware counter was read")
+        return computed
+    try:
         number = _number(claim, found.rows, found, context)
-    except (NoAnswer, NoValue) as told:
-        computed.also(
-            f"computed, as published; {told if isinstance(told, NoValue) else 'no hardware counter was read'}"
-        )
+    except NoValue as told:
+        computed.cell, computed.source = _cells(found.rows), _sources(found.rows, context.index)
+        computed.also(f"computed, as published; {told}")
         return computed
     tolerance = context.paper.tolerances[claim.metric]
     counted = _told(found, context.index)
@@ -373,12 +448,13 @@ def _compare(claim: Claim, published: float, measured: float, tolerance: Toleran
     if bounded:
         kept = measured <= published if claim.relation == "<=" else measured >= published
         return ("holds", "within the stated bound") if kept else ("differs", "outside the stated bound")
+    of = f" of the {claim.variants['range']} end of the published range" if "range" in claim.variants else ""
     if abs(measured - published) <= width:
-        return "holds", f"within {slack}"
+        return "holds", f"within {slack}{of}"
     off = f"{100 * (measured / published - 1):+.0f} %" if published else f"{measured:g} instead of 0"
     if (measured < published) == (tolerance.better == "lower"):
-        return "better", f"{off}, on the better side"
-    return "differs", f"{off}, outside {slack}"
+        return "better", f"{off}, on the better side{of}"
+    return "differs", f"{off}, outside {slack}{of}"
 
 
 def _same_room(claim: Claim, row: Row, paper: Paper) -> bool:

@@ -73,10 +73,11 @@ def _names(row: Row) -> set[str]:
     return {row.cell.experiment, "fidelity"} if row.cell.op == "fidelity" else {row.cell.experiment}
 
 
-def answer(claim: Claim, paper: Paper, index: Index) -> Answer:
+def answer(claim: Claim, paper: Paper, index: Index, *, ours: bool = False) -> Answer:
     """The rows that answer a claim: of the first rule, experiment and backend that has any.
 
-    A backend that does not claim the cell leaves it to the next one.
+    A backend that does not claim the cell leaves it to the next one. With `ours` the rows of our own that are shown
+    beside an answer, where there is none to find them by.
 
     Raises:
         NoAnswer: if there are none.
@@ -84,7 +85,7 @@ def answer(claim: Claim, paper: Paper, index: Index) -> Answer:
     for rule, who in answering(claim, paper):
         fill = paper.fill(claim)
         for experiment in rule.rows:
-            for backend in allowed(who, claim):
+            for backend in who.beside if ours else allowed(who, claim):
                 rows = [row for row in index.of(experiment, backend) if row.status != "unsupported"]
                 found = _matching(claim, paper, rule, who, fill, rows)
                 if found:

@@ -69,6 +69,12 @@ class Claim(_Strict):
         return self.model_copy(update=changes)
 
     @property
+    def related(self) -> str:
+        """How the published value is meant: its relation, or which end of a published range it is."""
+        end = self.variants.get("range")
+        return f"{end} end of a range" if end else self.relation
+
+    @property
     def published_on(self) -> str:
         """Card, backend and shape for a reader."""
         sizes = [
@@ -109,11 +115,13 @@ class Answering(_Strict):
         dtype, cell: of the cells that count; a condition is written as in an experiment's `when`.
         fastest: of several rows the fastest answers (a block or a compiler flavour that is the best of a sweep).
         extra: metric → key of the row's `extra` that holds it.
-        note: in what this backend differs from the published one; instead: the same of those after the first in
-            `answers`, which stand for it where it has no row.
+        note: in what this backend differs from the published one.
         of_dtype: of the claims that it answers; all if none is named (a backend that multiplies in 16 bits says nothing
             about a claim on TF32).
-        part: why its numbers compare in part only (it stands for a step that nobody else can run).
+        part: why its numbers, and ratios to them, compare in part only (another version; a step that nobody else can
+            run).
+        stands_in: why ours answers for the published implementation: nothing of it can. Such verdicts are counted
+            apart; where something of it can, a claim without its row is not measured, and ours stands beside.
     """
 
     answers: tuple[str, ...]
@@ -124,9 +132,9 @@ class Answering(_Strict):
     fastest: bool = False
     extra: dict[str, str] = {}
     note: str = ""
-    instead: str = ""
     of_dtype: tuple[str, ...] = ()
     part: str = ""
+    stands_in: str = ""
 
 
 class Rule(_Strict):
@@ -267,14 +275,32 @@ class Correspondence(_Strict):
     printed: tuple[Printed, ...] = ()
 
 
+class Remark(_Strict):
+    """A note on some claims of an element; empty lists mean all."""
+
+    text: str
+    experiments: tuple[str, ...] = ()
+    metrics: tuple[str, ...] = ()
+
+    def concerns(self, claim: Claim) -> bool:
+        """Whether the note is about this claim."""
+        named = ((self.experiments, claim.experiment), (self.metrics, claim.metric))
+        return all(not known or value in known for known, value in named)
+
+
 class Element(_Strict):
-    """Remarks on one element of the paper."""
+    """Remarks on one element of the paper; a note that is about some of its claims only says which."""
 
     title: str
     protocol: str
-    notes: tuple[str, ...] = ()
+    notes: tuple[str | Remark, ...] = ()
     missing: str = ""
     command: str = ""
+
+    @property
+    def remarks(self) -> tuple[Remark, ...]:
+        """Every note with the claims that it is about."""
+        return tuple(note if isinstance(note, Remark) else Remark(text=note) for note in self.notes)
 
 
 @dataclass(frozen=True)

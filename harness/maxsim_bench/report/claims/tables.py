@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from maxsim_bench.report.claims.ledger import VERDICTS, Entry, Ledger
+from maxsim_bench.report.claims.ledger import KINDS, VERDICTS, Entry, Ledger
 from maxsim_bench.report.claims.unmeasured import covering
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import Column, Table
@@ -24,16 +24,20 @@ def ledger_tables(verdicts: Ledger, results: Results) -> Iterator[Table]:
     yield Table(
         "claims/summary", "Verdicts on the paper's claims, by element",
         [Column("element", "element", right=False), Column("title", "what it shows", right=False),
-         *(Column(v, v, _count) for v in VERDICTS), Column("claims", "claims", _count)],
+         *(Column(v, v, _count) for v in VERDICTS), Column("claims", "claims", _count),
+         Column("by ours", "by ours", _count)],
         pd.concat([summary, pd.DataFrame([total])], ignore_index=True), sources,
-        "Other hardware: a time or a ratio of times, measured on another card than the published one, shown beside it "
-        "in the ledger. Superseded: replaced by the authors themselves.",
+        "Other hardware: what depends on the card, measured on another one than the published and shown beside it in "
+        f"the ledger ({', '.join(several for _, several in KINDS.values())}). "
+        "Superseded: replaced by the authors themselves. By ours: how many that hold, are better or differ our own "
+        "implementation answers, because the published one has nothing that can.",
     )  # fmt: skip
-    differing = frame[frame["verdict"] == "differs"]
+    differing = frame.assign(remarks=[_remarks(e) for e in verdicts.entries])[frame["verdict"] == "differs"]
     shown = (
         "element",
         "metric",
         "unit",
+        "relation",
         "published",
         "published_on",
         "measured",
@@ -41,10 +45,12 @@ def ledger_tables(verdicts: Ledger, results: Results) -> Iterator[Table]:
         "measured_on",
         "ours",
         "why",
+        "remarks",
     )
     yield Table(
         "claims/differs", "Claims that differ", [_column(name) for name in shown], differing, sources,
-        "Beyond the tolerance on the worse side, or outside the stated bound.",
+        "Beyond the tolerance on the worse side, or outside a bound (<=, >=). An end of a published range is held to "
+        "the tolerance. Remarks: why the two compare in part only, and other readings of the claim.",
     )  # fmt: skip
     missing = frame[frame["verdict"] == "not measured"]
     grouped = missing.groupby(["element", "why"], sort=False)["command"]
@@ -61,6 +67,12 @@ def ledger_tables(verdicts: Ledger, results: Results) -> Iterator[Table]:
         "claims/ledger", "Every claim", [_column(name) for name in Entry.__dataclass_fields__], frame, sources,
         spellings=("csv",),
     )  # fmt: skip
+
+
+def _remarks(entry: Entry) -> str:
+    """Why the two compare in part only, where they do, and the other readings that this does not say already."""
+    part = entry.comparable if entry.comparable.startswith("in part") else ""
+    return "; ".join(told for told in (part, entry.reading if entry.reading not in part else "") if told)
 
 
 def _count(value: object) -> str:

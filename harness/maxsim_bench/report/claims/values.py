@@ -17,12 +17,13 @@ import numpy as np
 from maxsim_bench.declare.estimate import known_gpus
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import common_rounds
-from maxsim_bench.report import counted
+from maxsim_bench.report import counted, names
 from maxsim_bench.report.claims.match import Index
 from maxsim_bench.report.claims.paper import Answering, Claim, Peak
 from maxsim_bench.report.load import Results
 
 GIB = 2.0**30
+_COMPUTED_GB = "hbm_gb_computed"  # of a row's extra: the paper's arithmetic, 10^9 bytes
 _RESIDENT: dict[str, Callable[[Row], int]] = {
     "inputs": lambda row: row.input_bytes or 0,
     "prepared": lambda row: row.prepare_bytes or 0,
@@ -229,9 +230,22 @@ def _mean_tokens(asked: Asked) -> float:
 def _achieved(asked: Asked) -> float:
     """The traffic that the paper computes over the time; without that figure the compulsory bytes over the time."""
     try:
-        return asked.extra("hbm_gb_computed") / (_column("latency_ms")(asked) * 1e-3)
+        return asked.extra(_COMPUTED_GB) / (_column("latency_ms")(asked) * 1e-3)
     except NoValue:
         return _column("achieved_gbs")(asked)
+
+
+def rate_readings(row: Row) -> tuple[str, str]:
+    """Whose bytes an achieved rate divides by the time, and the rate of those that counters saw, in words."""
+    computed = _COMPUTED_GB in json.loads(row.extra or "{}")
+    read = "computed bytes, as published, over the time measured here"
+    try:
+        _counted_gb(row)
+    except NoValue as told:
+        other = f"no rate of counted bytes: {told}"
+    else:
+        other = f"counted bytes over that time: {names.number(counted.traffic_gbs(row), 4)} GB/s"
+    return read if computed else "compulsory bytes over the time measured here", other
 
 
 def _extra(key: str) -> Callable[[Asked], float]:
