@@ -23,10 +23,10 @@ TEXT, HEAD = 6.6, 7.0  # points: of ticks, legends and numbers; of titles and ax
 ABREAST = 2  # panels side by side at most
 PANEL_POINTS = 82.0  # across the axes of one of two panels abreast
 ALONE_POINTS = 196.0  # across the axes of a panel alone
-_TITLE_POINTS = 100.0  # a title may stand out on both sides of the axes of one of two panels
+_TITLE_POINTS = 94.0  # a title may stand out on both sides of the axes of one of two panels
 _LINE_POINTS = HEAD * 1.2
-_ROW_INCHES, _ALONE_INCHES = 1.12, 1.6  # down a panel with a title of one line
-_PNG_DPI = 300  # 1000 pixels across: sharp on a page that shows it larger than a column
+_ROW_INCHES, _SINGLE_INCHES, _ALONE_INCHES = 1.12, 1.4, 1.6  # down a panel of several rows, of one row, alone
+_PNG_DPI = 240  # 800 pixels across: no wider than the column of text of a README, so that none is scaled down
 # Okabe & Ito (2008), "Color universal design": eight colours for every common colour vision; black is kept for bounds.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#B8A800", "#777777"
@@ -155,15 +155,29 @@ def across(panels: int, abreast: int = ABREAST) -> int:
 def title(text: str, wide: int) -> str:
     """The title of one of so many panels abreast, broken where its panel ends: between axes, or after an axis's "="."""
     room = ALONE_POINTS if wide == 1 else _TITLE_POINTS
-    lines: list[str] = []
+    lines = [""]
     for part in text.split(", "):
-        if lines and width(f"{lines[-1]}, {part}", HEAD) <= room:
-            lines[-1] += f", {part}"
-            continue
-        if lines:
-            lines[-1] += ","
-        lines += [part] if width(part, HEAD) <= room else part.replace(" = ", " =\n", 1).split("\n")
+        pieces = [part]
+        for sign in (";", " ="):  # an axis that is too long for a line is broken inside
+            pieces = [p for piece in pieces for p in (_after(sign, piece) if width(piece, HEAD) > room else [piece])]
+        for i, piece in enumerate(pieces):
+            glue = "" if not lines[-1] else ", " if i == 0 else "" if pieces[i - 1].endswith(";") else " "
+            if not lines[-1] or width(lines[-1] + glue + piece, HEAD) <= room:
+                lines[-1] += glue + piece
+            else:
+                lines[-1] += glue.rstrip()
+                lines.append(piece)
     return "\n".join(lines)
+
+
+def _after(sign: str, text: str) -> list[str]:
+    """The parts of a text, each but the last with the sign at its end."""
+    first, *rest = text.split(sign)
+    pieces = [first]
+    for part in rest:
+        pieces[-1] += sign
+        pieces.append(part.strip())
+    return pieces
 
 
 def grid(
@@ -184,7 +198,7 @@ def grid(
     down = -(-panels // wide)
     broken = [title(text, wide) for text in titles]
     rows = [broken[row * wide : (row + 1) * wide] for row in range(down)]
-    height = height or (_ALONE_INCHES if panels == 1 else _ROW_INCHES)
+    height = height or (_ALONE_INCHES if panels == 1 else _SINGLE_INCHES if down == 1 else _ROW_INCHES)
     lines = sum(max((text.count("\n") for text in row), default=0) for row in rows)
     extra = lines * _LINE_POINTS + down * strip
     with matplotlib.rc_context(_RC):
@@ -204,9 +218,23 @@ def labels(drawing: Drawing, axes: Sequence[Any], x: str, y: str) -> None:
     if len(axes) == 1:
         axes[0].set_ylabel(y)
     else:
-        drawing.supylabel(y, x=0.0)
+        drawing.supylabel(y, gid=_SHARED)
+        _centre(drawing, 0.0)
     for ax in axes[-axes[0].get_gridspec().ncols :]:
         ax.set_xlabel(x)
+
+
+_SHARED = "shared y"
+
+
+def _centre(drawing: Drawing, below: float) -> None:
+    """Put the shared label of y beside the middle of the panels, `below` points of something else under them."""
+    height = 72 * drawing.get_figheight()
+    for text in drawing.texts:
+        if text.get_gid() == _SHARED:
+            middle = ((below + 3 * _LINE_POINTS) + (height - _LINE_POINTS)) / 2
+            half = width(text.get_text(), HEAD) / 2 + 3  # a long one beside a single row of panels reaches lower
+            text.set_y(max(min(middle, height - half), half) / height)
 
 
 def above(ax: Any, points: float) -> Any:
@@ -235,11 +263,20 @@ def plain(value: float) -> str:
 
 
 def log_ticks(ax: Any, low: float, high: float) -> None:
-    """A logarithmic y axis with plain numbers: 1, 2 and 5 of a decade where there are less than two, else decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """A logarithmic y axis with plain numbers: decades, or 1, 2 and 5 of each, or more, so that two fit."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 50 else (1,), numticks=6))
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    for parts in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)):
+        ticks = [p * 10.0**e for e in range(first - 1, last + 1) for p in parts]
+        ticks = [tick for tick in ticks if low / 1.02 <= tick <= high * 1.02]
+        if len(ticks) >= (3 if len(parts) == 1 else 2):
+            break
+    else:
+        return  # less than a step apart: matplotlib's own
+    step = -(-len(ticks) // 6)
+    ax.yaxis.set_major_locator(FixedLocator(ticks[(len(ticks) - 1) % step :: step]))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
@@ -278,7 +315,9 @@ def legend(drawing: Drawing, handles: list[Any], labels: list[str]) -> None:
         if columns == 1 or size.width <= drawing.bbox.width - 4:
             break
         made.remove()
-    drawing.set_figheight(drawing.get_figheight() + (size.height + 3) / drawing.dpi)
+    points = 72 * size.height / drawing.dpi + 2
+    drawing.set_figheight(drawing.get_figheight() + points / 72)
+    _centre(drawing, points)
 
 
 def save(drawing: Drawing, path: Path, *, title: str, data_hash: str) -> list[Path]:

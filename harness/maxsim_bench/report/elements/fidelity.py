@@ -108,11 +108,11 @@ def _at_zero(data: pd.DataFrame) -> str:
     pairs = sorted(zip(found["device"], found["backend"], strict=True), key=lambda p: (p[0] == "cpu", p))
     cards = list(dict.fromkeys(device for device, _ in pairs))
     told = [
-        (f"on {names.card(card)} " if several else "")
-        + ", ".join(names.backend(b) for b in in_order([b for d, b in pairs if d == card], list(style.LOOKS)))
+        (f"on {names.card(card)}: " if several else "are: ")
+        + "; ".join(names.backend(b) for b in in_order([b for d, b in pairs if d == card], list(style.LOOKS)))
         for card in cards
     ]
-    return f" At 0 on every data set that they were measured on, and not drawn: {'; '.join(told)}."
+    return f" At 0 on every data set that they were measured on, and so not drawn, {', and '.join(told)}."
 
 
 def draw_difference(data: pd.DataFrame) -> Drawing:
@@ -137,16 +137,14 @@ def draw_difference(data: pd.DataFrame) -> Drawing:
             top = 0.0
             for band in column:
                 label = f"{band[0]} ({band[1]})" if data["encoder"].nunique() > 1 else str(band[0])
-                label += "" if len(parts[band]) else ": all at 0"
-                ax.annotate(
-                    label, (0, top + _LABEL_LINES / 2 - 0.5), xycoords=("axes fraction", "data"), xytext=(1, 0),
-                    textcoords="offset points", va="center", fontsize=style.TEXT,
-                )  # fmt: skip
+                if not len(parts[band]):
+                    _word(ax, "all at 0", ("data", "data"), (0, top + _LABEL_LINES))
+                _word(ax, label, ("axes fraction", "data"), (0, top + _LABEL_LINES / 2 - 0.5))
                 top += _LABEL_LINES
                 for _, row in parts[band].iterrows():
                     _interval(ax, row, top, several)
                     top += 1
-                top += _BAND_GAP + (not len(parts[band]))
+                top += _BAND_GAP + (0 if len(parts[band]) else 1)
                 ax.axhline(top - 0.5 - _BAND_GAP / 2, color="#DDDDDD", linewidth=0.4, zorder=0)
             ax.set_ylim(tall - 0.5, -0.7)
             _limit_axis(ax, data)
@@ -161,6 +159,15 @@ def draw_difference(data: pd.DataFrame) -> Drawing:
 # In lines of a band, each so many points high: what its name takes, and what is below it.
 _LINE_POINTS, _LABEL_LINES, _BAND_GAP = 4.6, 2.0, 0.6
 _MOST_LINES = 40  # of one panel; more go into two
+
+
+def _word(ax: Any, text: str, coordinates: tuple[str, str], at: tuple[float, float]) -> None:
+    """A word in a band; the layout leaves no room for it, the panel is wide enough."""
+    word = ax.annotate(
+        text, at, xycoords=coordinates, xytext=(1.5, 0), textcoords="offset points", va="center", fontsize=style.TEXT,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.3},
+    )  # fmt: skip
+    word.set_in_layout(False)
 
 
 def _interval(ax: Any, row: pd.Series, y: float, several: bool) -> None:
@@ -230,7 +237,7 @@ def query_by_query(results: Results) -> Iterator[Figure]:
 
 def _none_moved(data: pd.DataFrame) -> str:
     still = sorted(set(data["backend"]) - set(data.loc[data["x"] != data["y"], "backend"]))
-    told = ", ".join(names.backend(b) for b in in_order(still, list(style.LOOKS)))
+    told = "; ".join(names.backend(b) for b in in_order(still, list(style.LOOKS)))
     return f" Moved none: {told}." if still else ""
 
 
@@ -247,7 +254,7 @@ def draw_queries(data: pd.DataFrame) -> Drawing:
     family = data["panel"].str.split().str[0]
     families = sorted(set(family))
     lanes = {name: (i + 0.5) / len(families) - 0.5 for i, name in enumerate(families)}
-    drawing, (ax,) = style.grid(1, height=(24 + max(22.0, 4.0 * len(families)) * max(len(scorers), 1)) / 72)
+    drawing, (ax,) = style.grid(1, height=(24 + max(27.0, 4.0 * len(families)) * max(len(scorers), 1)) / 72)
     labels = []
     with style.rc():
         ax.axvline(0, color="black", linewidth=0.5, zorder=1)

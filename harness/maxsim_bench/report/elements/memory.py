@@ -5,10 +5,12 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from maxsim_bench.report import names, style
@@ -151,7 +153,7 @@ def draw_frontier(data: pd.DataFrame) -> Drawing:
                 auto = points[points["chunk"] == 0]
                 if len(auto):
                     (open_,) = ax.plot(
-                        auto["x"], auto["y"], color=colour, marker=marker, linestyle="none", markerfacecolor="white",
+                        auto["x"], auto["y"], color=colour, marker=marker, linestyle="none", markerfacecolor="none",
                         markersize=5.5, zorder=3,
                     )  # fmt: skip
                     handles.setdefault(f"{label}, auto", open_)
@@ -195,11 +197,18 @@ def _number_chunks(ax: Any, part: pd.DataFrame) -> None:
     scale = ax.figure.dpi / 72
     taken = [Bbox.from_extents(x - 2.2 * scale, y - 2.2 * scale, x + 2.2 * scale, y + 2.2 * scale) for x, y in points]
     chunks = part[part["chunk"] > 0].sort_values("chunk")
+    curve = ax.transData.transform(chunks[["x", "y"]].to_numpy(dtype=float))
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):  # its line too, in boxes of no width
+        steps = np.linspace(0, 1, 24)
+        taken += [
+            Bbox.from_extents(x, y, x + 0.1, y + 0.1)
+            for x, y in zip(x0 + steps * (x1 - x0), y0 + steps * (y1 - y0), strict=True)
+        ]
     order = [*chunks.index[:1], *chunks.index[-1:], *chunks.index[1:-1]]
     for index in dict.fromkeys(order):
         point = chunks.loc[index]
-        for offset, ha, va in (((0, 3.5), "center", "bottom"), ((0, -3.5), "center", "top"), ((4, 0), "left", "center"),
-                               ((-4, 0), "right", "center")):  # fmt: skip
+        for offset, ha, va in (((0, 3.5), "center", "bottom"), ((0, -3.5), "center", "top"), ((3, 2), "left", "bottom"),
+                               ((-3, -2), "right", "top"), ((3.5, 0), "left", "center")):  # fmt: skip
             text = ax.annotate(
                 names.count(point["chunk"]), (point["x"], point["y"]), xytext=offset, textcoords="offset points",
                 fontsize=style.TEXT, ha=ha, va=va,

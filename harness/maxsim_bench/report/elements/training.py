@@ -150,6 +150,7 @@ def loss_curves(results: Results) -> Iterator[Figure]:
     """
     own, paper = _runs(results), _runs(results, CURVE)
     own["what"], paper["what"] = "batch", "Q and D, batch"
+    lost = _lost(own)
     own, paper = own[own["status"] == "ok"], paper[paper["status"] == "ok"]
     groups = [
         rows for frame in (own, paper) for _, rows in frame.groupby([*_GROUP, "backend"], dropna=False, sort=True)
@@ -169,7 +170,7 @@ def loss_curves(results: Results) -> Iterator[Figure]:
         draw_losses,
         sources,
         "Mean over seeds of the cross-entropy, each point the mean of its share of the steps; bars reach from the "
-        "lowest to the highest seed." + ("" if paper.empty else _OF_Q_AND_D),
+        f"lowest to the highest seed.{lost}" + ("" if paper.empty else _OF_Q_AND_D),
         ELEMENT,
     )
     apart = [point for frame in (own, paper) for point in _apart(frame)]
@@ -184,6 +185,17 @@ def loss_curves(results: Results) -> Iterator[Figure]:
             "of each share; the axis is logarithmic, with 0 below it." + ("" if paper.empty else _OF_Q_AND_D),
             ELEMENT,
         )
+
+
+def _lost(frame: pd.DataFrame) -> str:
+    """A sentence on runs that have no line because they ran out of memory."""
+    told = [
+        f"{names.backend(backend)} at batch {int(B)}, {dtype}" + (f" under {cap / 1e9:g} GB" if pd.notna(cap) else "")
+        for B, dtype, cap, backend in frame.loc[frame["status"] == "oom", ["B", "dtype", "memory_cap", "backend"]]
+        .drop_duplicates()
+        .itertuples(index=False, name=None)
+    ]
+    return f" Out of memory, so without a line: {'; '.join(told)}." if told else ""
 
 
 def _place(rows: pd.DataFrame) -> dict[str, Any]:
