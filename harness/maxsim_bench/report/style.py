@@ -56,7 +56,7 @@ LOOKS: dict[str, tuple[str, str]] = {
     "flash_maxsim_int8": ("#8C3A00", "s"),
     "flash_maxsim_int8_mixed": ("#F0A57A", "s"),
     "lik_fp8": (YELLOW, "D"),
-    "dequantise_eager": ("#AAAAAA", "^"),
+    "dequantise_eager": ("#444444", "^"),
     "search": (BLUE, "8"),
     "search_int8": (SKY, "8"),
     "search_int8_rescored": (GREEN, "8"),

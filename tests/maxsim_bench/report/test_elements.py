@@ -278,7 +278,7 @@ def test_per_query_values_are_read_from_the_file_beside_the_store(tmp_path: Path
     assert figure.data.to_dict("list") == {
         "panel": ["scifact"] * 2, "backend": ["fused"] * 2, "x": [1.0, 0.5], "y": [0.75, 0.5], "queries": [2, 1],
     }  # fmt: skip
-    assert "2 of 3 lie off the diagonal" in figure.caption
+    assert "2 of 3 pairs of a query and a scorer did" in figure.caption
 
 
 def test_two_encoders_of_a_data_set_are_two_panels_and_two_lines(tmp_path: Path, made: Any) -> None:

@@ -59,7 +59,8 @@ def _ahead(results: Results, shown: pd.DataFrame) -> pd.DataFrame:
     ran = shown[shown["status"] == "ok"]
     at = {(row.cell.hash(), row.backend): row for row in results.rows}
     lines: dict[Any, dict[str, Any]] = {}
-    for cell, rows in ran.groupby("cell_hash", sort=False):
+    for found, rows in ran.groupby("cell_hash", sort=False):
+        cell = str(found)
         times = rows.set_index("backend")["latency_ms"].dropna()
         if OURS not in times or len(times) < 2:
             continue
