@@ -8,6 +8,7 @@ Every figure is as wide as a column and is meant to be shown at that size: no te
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,6 +26,7 @@ PANEL_POINTS = 82.0  # across the axes of one of two panels abreast
 ALONE_POINTS = 196.0  # across the axes of a panel alone
 _TITLE_POINTS = 94.0  # a title may stand out on both sides of the axes of one of two panels
 _LINE_POINTS = HEAD * 1.2
+_LEAST_POINTS, _TICK_POINTS = 48.0, 9.0  # down the axes of a row at least, and from a tick to the next
 _ROW_INCHES, _SINGLE_INCHES, _ALONE_INCHES = 1.12, 1.4, 1.6  # down a panel of several rows, of one row, alone
 _PNG_DPI = 240  # 800 pixels across: no wider than the column of text of a README, so that none is scaled down
 # Okabe & Ito (2008), "Color universal design": eight colours for every common colour vision; black is kept for bounds.
@@ -267,13 +269,23 @@ def log_ticks(ax: Any, low: float, high: float) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     ax.set_yscale("log")
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    for parts in ((1.0,), (1.0, 2.0, 5.0), (1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)):
-        ticks = [p * 10.0**e for e in range(first - 1, last + 1) for p in parts]
-        ticks = [tick for tick in ticks if low / 1.02 <= tick <= high * 1.02]
-        if len(ticks) >= (3 if len(parts) == 1 else 2):
-            break
-    else:
+
+    def within(*parts: float) -> list[float]:
+        decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+        return [p * 10.0**e for e in decades for p in parts if low / 1.02 <= p * 10.0**e <= high * 1.02]
+
+    def apart(one: float, other: float) -> bool:
+        return math.log(other / one) / math.log(high / low) * _LEAST_POINTS >= _TICK_POINTS
+
+    ticks, between = within(1.0), within(1.0, 2.0, 5.0)
+    if len(ticks) < 3 and len(between) >= 2 and all(itertools.starmap(apart, itertools.pairwise(between))):
+        ticks = between
+    if len(ticks) < 2:
+        finest = within(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+        ticks = finest[:1]
+        for tick in finest[1:]:
+            ticks += [tick] if apart(ticks[-1], tick) else []
+    if len(ticks) < 2:
         return  # less than a step apart: matplotlib's own
     step = -(-len(ticks) // 6)
     ax.yaxis.set_major_locator(FixedLocator(ticks[(len(ticks) - 1) % step :: step]))
