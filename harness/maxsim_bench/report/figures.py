@@ -201,9 +201,9 @@ def _scales(ax: Any, part: pd.DataFrame, lines: Lines, room: float) -> None:
         ax.set_xticks(ticks, [names.count(value) for value in ticks])
     else:  # steps: round numbers, not where the points happen to lie
         style.linear_ticks(ax.xaxis, 3)
-    _y_scale(ax, part["y"].dropna(), lines)
     if lines.unit_line is not None:
         ax.axhline(lines.unit_line, color="black", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
+    _y_scale(ax, part["y"].dropna(), lines)
 
 
 def _y_scale(ax: Any, y: pd.Series, lines: Lines) -> None:

@@ -269,10 +269,12 @@ def log_ticks(ax: Any, low: float, high: float) -> None:
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     ax.set_yscale("log")
+    seen = ax.get_ylim()  # error bars and bounds reach beyond the points
+    low, high = min(low, seen[0]), max(high, seen[1])
 
     def within(*parts: float) -> list[float]:
         decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
-        return [p * 10.0**e for e in decades for p in parts if low / 1.02 <= p * 10.0**e <= high * 1.02]
+        return [p * 10.0**e for e in decades for p in parts if low <= p * 10.0**e <= high]
 
     def apart(one: float, other: float) -> bool:
         return math.log(other / one) / math.log(high / low) * _LEAST_POINTS >= _TICK_POINTS
