@@ -22,7 +22,19 @@ if TYPE_CHECKING:
 # Columns of the data behind a figure of lines: one line a point; `mark` is the status of what gave no number, `cell`
 # leads to the row.
 LINE_COLUMNS = ("panel", "backend", "device", "x", "y", "low", "high", "mark", "cell")
-_LABEL_SHARE = 0.13  # of a panel's width: what a label below its axis takes at most
+_EDGE = 0.06  # of a panel's width, between its first or last point and its side
+_LABEL_GAP = 3.0  # points between two labels below an axis
+_MARK_POINTS, _MARK_ROW = 3.4, 4.6  # of a mark that says why there is no number, and between two rows of them
+# What the words of marks mean, for captions.
+WHY = {
+    "oom": "OOM: out of memory",
+    "skipped": "skipped: a smaller cell had run out of memory",
+    "unsupported": "n/a: the backend does not take the cell",
+    "timeout": "timeout: took too long",
+    "crash": "crash: its process died",
+    "error": "error: it raised one",
+    "incorrect": "incorrect: its result was wrong",
+}
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,8 @@ class Lines:
     Attributes:
         unit_line: a horizontal bound such as 1 × or 100 %.
         x_log: whether an axis that spans a factor of four is logarithmic; steps of a run are not.
+        log_from: the ratio of the largest to the smallest y from which a panel's y is logarithmic, if `y_log`.
+        y_zero: whether 0 stands on the logarithmic axis of y too, below its smallest other value.
     """
 
     x_label: str
@@ -69,17 +83,21 @@ class Lines:
     y_log: bool
     unit_line: float | None = None
     x_log: bool = True
+    log_from: float = 3.0
+    y_zero: bool = False
 
 
 def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
     """Panels of lines with p20 to p80 as error bars, a colour and marker a backend, a line style a card.
 
-    What ran out of memory (or failed otherwise) stands at the upper edge of its panel, at its place on the axis, in
-    the colour of its backend: never a gap.
+    What ran out of memory (or failed otherwise) stands above the upper edge of its panel, at its place on the axis, in
+    the colour of its backend: never a gap, and never where a number could be.
     """
     panels = list(dict.fromkeys(data["panel"]))
     devices = list(dict.fromkeys(data["device"]))
-    drawing, axes = style.grid(len(panels))
+    rows = data[data["mark"] != ""].groupby("panel")["backend"].nunique()
+    strip = _MARK_ROW * int(rows.max()) + 1 if len(rows) else 0.0
+    drawing, axes = style.grid(len(panels), titles=[str(panel) for panel in panels], strip=strip)
     handles: dict[str, Any] = {}  # backends; cards and marks come after them
     marks: dict[str, Any] = {}
     with style.rc():
@@ -89,12 +107,9 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
                 dash = style.LINE_STYLES[devices.index(device) % len(style.LINE_STYLES)]
                 line = _line(ax, points, backend, dash, hidden)
                 handles[names.backend(backend)] = _handle(*style.look(backend), line)
-            _scales(ax, part, lines)
-            ax.set_title(style.title(str(panel), len(panels)))
-            ax.set_xlabel(lines.x_label)
+            _scales(ax, part, lines, style.ALONE_POINTS if len(panels) == 1 else style.PANEL_POINTS)
             marks |= _failures(ax, part)
-        for first in range(0, len(axes), style.across(len(axes))):
-            axes[first].set_ylabel(lines.y_label)
+        style.labels(drawing, axes, lines.x_label, lines.y_label)
         if len(devices) > 1:
             marks |= {names.card(device): _card_handle(i) for i, device in enumerate(devices)}
         labels = [*in_order(handles, [names.backend(b) for b in style.LOOKS]), *marks]
@@ -127,9 +142,9 @@ def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -
     y = good["y"].to_numpy()
     error = np.vstack([y - good["low"].fillna(good["y"]), good["high"].fillna(good["y"]) - y]).clip(min=0)
     bar = ax.errorbar(
-        good["x"], y, yerr=_bars(error), color=colour, marker=marker, linestyle=dash, capsize=1.5, elinewidth=0.6,
-        markeredgewidth=0.4, markeredgecolor="white", capthick=0.6, linewidth=1.1 + 1.2 * min(hidden, 3),
-        markersize=3.6 + 1.6 * min(hidden, 3),
+        good["x"], y, yerr=_bars(error), color=colour, marker=marker, linestyle=dash, capsize=1.2, elinewidth=0.5,
+        markeredgewidth=0.3, markeredgecolor="white", capthick=0.5, linewidth=0.9 + 1.0 * min(hidden, 3),
+        markersize=3.0 + 1.4 * min(hidden, 3),
     )  # fmt: skip
     return bar
 
@@ -155,63 +170,78 @@ def _bars(error: np.ndarray) -> np.ndarray | None:
     return error if error.size and (error > 0).any() else None
 
 
-def _apart(x: np.ndarray, *, log: bool) -> list[float]:
-    """The smallest and the largest of sorted values, and those between that leave room for a label at each."""
+def _apart(x: np.ndarray, *, log: bool, room: float) -> list[float]:
+    """The smallest and the largest of sorted values, and those between whose labels do not touch on `room` points."""
     if len(x) < 2:
         return list(x)
     places = np.log(x) if log else x
-    shares = (places - places[0]) / (places[-1] - places[0])
+    at = room * (1 - 2 * _EDGE) * (places - places[0]) / (places[-1] - places[0])
+    half = [style.width(names.count(value), style.TEXT) / 2 for value in x]
+
+    def clear(i: int, j: int) -> bool:
+        return bool(at[j] - at[i] >= half[i] + half[j] + _LABEL_GAP)
+
+    last = len(x) - 1
     kept = [0]
-    for i in range(1, len(x) - 1):
-        if shares[i] - shares[kept[-1]] >= _LABEL_SHARE and 1 - shares[i] >= _LABEL_SHARE:
+    for i in range(1, last):
+        if clear(kept[-1], i) and clear(i, last):
             kept.append(i)
-    return [float(x[i]) for i in [*kept, len(x) - 1]]
+    return [float(x[i]) for i in [*kept, last]]
 
 
-def _scales(ax: Any, part: pd.DataFrame, lines: Lines) -> None:
+def _scales(ax: Any, part: pd.DataFrame, lines: Lines, room: float) -> None:
     x = np.unique(part["x"].to_numpy(dtype=float))
     if lines.x_log and len(x) > 1 and x[0] > 0 and x[-1] / x[0] >= 4:
         ax.set_xscale("log")
         ax.minorticks_off()
-    ticks = _apart(x, log=ax.get_xscale() == "log")
-    ax.set_xticks(ticks, [names.count(value) for value in ticks])
     if len(x) > 1:
         ax.set_xlim(_margin(x[0], x[-1], ax.get_xscale()))
-    y = part["y"].dropna()
-    if lines.y_log and len(y) and (y > 0).all():
-        style.log_ticks(ax, y.min(), y.max())
-        if y.max() / y.min() < 3:  # a narrow range on a log axis would show no tick
-            ax.set_yscale("linear")
-    if not lines.y_log and len(y):
-        ax.set_ylim(bottom=0)
+    if lines.x_log:
+        ticks = _apart(x, log=ax.get_xscale() == "log", room=room)
+        ax.set_xticks(ticks, [names.count(value) for value in ticks])
+    else:  # steps: round numbers, not where the points happen to lie
+        style.linear_ticks(ax.xaxis, 3)
     if lines.unit_line is not None:
         ax.axhline(lines.unit_line, color="black", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
+    _y_scale(ax, part["y"].dropna(), lines)
+
+
+def _y_scale(ax: Any, y: pd.Series, lines: Lines) -> None:
+    above = y[y > 0]
+    if lines.y_zero and len(above):
+        style.zero_log_ticks(ax, above.min(), above.max())
+    elif lines.y_log and len(y) and (y > 0).all() and y.max() / y.min() >= lines.log_from:
+        style.log_ticks(ax, y.min(), y.max())
+    else:
+        style.linear_ticks(ax.yaxis)  # a narrow range on a log axis would show no tick
+        if len(y) and (not lines.y_log or lines.log_from > 3):
+            ax.set_ylim(bottom=0)
 
 
 def _margin(low: float, high: float, scale: str) -> tuple[float, float]:
     if scale == "log":
-        edge = (high / low) ** 0.06
+        edge = (high / low) ** (_EDGE / (1 - 2 * _EDGE))
         return low / edge, high * edge
-    edge = 0.06 * (high - low)
+    edge = _EDGE / (1 - 2 * _EDGE) * (high - low)
     return low - edge, high + edge
 
 
 def _failures(ax: Any, part: pd.DataFrame) -> dict[str, Any]:
-    """Marks at the upper edge, a row for each backend so that they do not cover each other."""
+    """Marks above the upper edge, a row for each backend so that they do not cover each other."""
     failed = part[part["mark"] != ""]
     if failed.empty:
         return {}
     handles: dict[str, Any] = {}
-    level = {name: i for i, name in enumerate(dict.fromkeys(failed["backend"]))}
-    low, high = ax.get_ylim()
-    room = 0.07 * len(level) + 0.03
-    ax.set_ylim(low, high * (high / low) ** room if ax.get_yscale() == "log" else high + room * (high - low))
+    level = {name: i for i, name in enumerate(in_order(failed["backend"], list(style.LOOKS)))}
+    ax.spines.top.set_visible(True)
+    ax.spines.top.set_color("#BBBBBB")
+    ax.set_title(ax.get_title(), pad=_MARK_ROW * len(level) + 4)
     for (backend, status), points in failed.groupby(["backend", "mark"], sort=False):
-        height = np.full(len(points), 0.97 - 0.065 * level[str(backend)])
         ax.plot(
-            points["x"], height, transform=ax.get_xaxis_transform(), linestyle="none",
-            color=style.look(str(backend))[0], marker=style.FAILURE_MARKERS.get(str(status), "|"), markersize=4.5,
-            markeredgewidth=1.1, clip_on=False,
+            points["x"], np.ones(len(points)), transform=style.above(ax, _MARK_ROW * (level[str(backend)] + 0.7)),
+            linestyle="none", color=style.look(str(backend))[0], gid="mark",
+            marker=style.FAILURE_MARKERS.get(str(status), "|"), markersize=_MARK_POINTS, markeredgewidth=0.9,
+            clip_on=False,
         )  # fmt: skip
         handles.setdefault(names.STATUS_WORDS.get(str(status), str(status)), _mark_handle(str(status)))
     return handles
@@ -220,16 +250,22 @@ def _failures(ax: Any, part: pd.DataFrame) -> dict[str, Any]:
 def _mark_handle(status: str) -> Any:
     from matplotlib.lines import Line2D
 
-    return Line2D(
-        [], [], linestyle="none", color="black", marker=style.FAILURE_MARKERS.get(status, "|"), markersize=4.5
-    )
+    marker = style.FAILURE_MARKERS.get(status, "|")
+    return Line2D([], [], linestyle="none", color="black", marker=marker, markersize=_MARK_POINTS)
+
+
+def marks_told(data: pd.DataFrame) -> str:
+    """A sentence for a caption on the marks of a figure of lines, "" where it has none."""
+    words = [WHY.get(mark, str(mark)) for mark in dict.fromkeys(data["mark"]) if mark]
+    return f" Marks above a panel: no number ({'; '.join(words)})." if words else ""
 
 
 def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Series) -> pd.DataFrame:
     """`LINE_COLUMNS` of the rows: latency with p20 and p80, a speed-up with its interval, others without bars.
 
     A baseline's speed-up over itself is left out: the line at 1 says it. "unsupported" rows are left out
-    (a backend that does not claim a cell has no place in it), every other status stays.
+    (a backend that does not claim a cell has no place in it), every other status stays. A backend with one point in
+    a panel of several has no line there and is left to the table.
     """
     bounds = {"latency_ms": ("latency_p20_ms", "latency_p80_ms"), "speedup": ("speedup_low", "speedup_high")}
     low, high = bounds.get(metric.column, (metric.column, metric.column))
@@ -250,7 +286,12 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
     kept = (data["mark"] != "unsupported") & data["x"].notna() & (data["y"].notna() | (data["mark"] != ""))
     if metric.column == "speedup":
         kept &= (frame["backend"] != frame["speedup_baseline"]) | (data["mark"] != "")
-    return data[kept].sort_values(["panel", "backend", "device", "x"], kind="stable").reset_index(drop=True)
+    data = data[kept].sort_values(["panel", "backend", "device", "x"], kind="stable").reset_index(drop=True)
+    if data.empty:
+        return data
+    points = data.groupby(["panel", "backend", "device"], observed=True)["x"].transform("nunique")
+    several = data.groupby("panel", observed=True)["x"].transform("nunique") > 1
+    return data[(points > 1) | ~several].reset_index(drop=True)
 
 
 def in_order(values: Iterable[str], order: Sequence[str]) -> list[str]:

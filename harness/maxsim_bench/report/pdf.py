@@ -24,6 +24,7 @@ TITLE = "MaxSim benchmark: reproduction report"
 PICTURES = (
     "forward/latency-over-Lq", "forward/ceiling-over-Lq", "lengths/square-ahead-h200", "multiquery/latency-over-Nq",
     "memory_scaling/footprint", "frontier_chunked/frontier", "training_step/latency-over-Ld", "training_parity/losses",
+    "training_parity/differences",
     "fidelity/difference",
 )  # fmt: skip
 # Tables of results beside those of the summary.
@@ -150,7 +151,7 @@ def _short(text: str) -> str:
 
 
 def _picture(out: Sheets, figure: Figure, folder: Path) -> None:
-    out.picture(folder / f"{figure.name}.png", across=0.95)
+    out.picture(folder / f"{figure.name}.png", across=0.6)
     out.paragraph(f"{figure.title}. {figure.caption}", small=True)
 
 

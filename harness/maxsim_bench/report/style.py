@@ -1,19 +1,34 @@
-"""One look for every figure: sizes of a two-column paper, colours that colour-blind readers tell apart, vector output.
+"""One look for every figure: one column of a paper, colours that colour-blind readers tell apart, vector output.
 
-Room: `report`. Imports nothing else of ours. matplotlib is imported in the functions that draw.
+Room: `report`. Of ours it imports `sheets` alone, for the widths of words. matplotlib is imported in the functions that
+draw.
+
+Every figure is as wide as a column and is meant to be shown at that size: no text is smaller than `TEXT` there.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from maxsim_bench.report.sheets import width
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-COLUMN_INCHES = 3.35  # one column of the ACM and ACL formats
-PAGE_INCHES = 7.0
-_LEGEND_LINE_INCHES = 0.14
+COLUMN_INCHES = 240 / 72  # one column of the ACM format; the ACL's is 219 points, where 6.6 points become 6
+TEXT, HEAD = 6.6, 7.0  # points: of ticks, legends and numbers; of titles and axes
+ABREAST = 2  # panels side by side at most
+PANEL_POINTS = 82.0  # across the axes of one of two panels abreast
+ALONE_POINTS = 196.0  # across the axes of a panel alone
+_TITLE_POINTS = 94.0  # a title may stand out on both sides of the axes of one of two panels
+_LINE_POINTS = HEAD * 1.2
+_LEAST_POINTS, _TICK_POINTS = 48.0, 9.0  # down the axes of a row at least, and from a tick to the next
+_ROW_INCHES, _SINGLE_INCHES, _ALONE_INCHES = 1.12, 1.4, 1.6  # down a panel of several rows, of one row, alone
+_PNG_DPI = 240  # 800 pixels across: no wider than the column of text of a README, so that none is scaled down
 # Okabe & Ito (2008), "Color universal design": eight colours for every common colour vision; black is kept for bounds.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#B8A800", "#777777"
@@ -43,7 +58,7 @@ LOOKS: dict[str, tuple[str, str]] = {
     "flash_maxsim_int8": ("#8C3A00", "s"),
     "flash_maxsim_int8_mixed": ("#F0A57A", "s"),
     "lik_fp8": (YELLOW, "D"),
-    "dequantise_eager": ("#AAAAAA", "^"),
+    "dequantise_eager": ("#444444", "^"),
     "search": (BLUE, "8"),
     "search_int8": (SKY, "8"),
     "search_int8_rescored": (GREEN, "8"),
@@ -87,12 +102,27 @@ FAILURE_MARKERS = {"oom": "x", "skipped": "+", "timeout": "1", "crash": "2", "er
 
 _RC: Any = {
     "font.family": "DejaVu Sans",  # comes with matplotlib, so that every machine draws the same
-    "font.size": 7.5,
-    "axes.titlesize": 7.5,
-    "axes.labelsize": 7.5,
-    "xtick.labelsize": 6.5,
-    "ytick.labelsize": 6.5,
-    "legend.fontsize": 6.5,
+    "font.size": HEAD,
+    "axes.titlesize": HEAD,
+    "axes.titlepad": 3.0,
+    "axes.labelsize": HEAD,
+    "axes.labelpad": 1.5,
+    "figure.labelsize": HEAD,
+    "xtick.labelsize": TEXT,
+    "ytick.labelsize": TEXT,
+    "xtick.major.pad": 1.5,
+    "ytick.major.pad": 1.5,
+    "xtick.major.size": 2.0,
+    "ytick.major.size": 2.0,
+    "xtick.minor.size": 1.2,
+    "ytick.minor.size": 1.2,
+    "xtick.minor.width": 0.4,
+    "ytick.minor.width": 0.4,
+    "legend.fontsize": TEXT,
+    "legend.labelspacing": 0.25,
+    "legend.handletextpad": 0.5,
+    "legend.borderpad": 0.2,
+    "legend.borderaxespad": 0.2,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -100,8 +130,8 @@ _RC: Any = {
     "axes.axisbelow": True,
     "grid.color": "#DDDDDD",
     "grid.linewidth": 0.4,
-    "lines.linewidth": 1.1,
-    "lines.markersize": 3.6,
+    "lines.linewidth": 0.9,
+    "lines.markersize": 3.0,
     "legend.frameon": False,
     "xtick.major.width": 0.5,
     "ytick.major.width": 0.5,
@@ -119,36 +149,102 @@ def look(backend: str) -> tuple[str, str]:
     return _SPARE_COLOURS[place % len(_SPARE_COLOURS)], _SPARE_MARKERS[place // 7 % len(_SPARE_MARKERS)]
 
 
-def across(panels: int) -> int:
-    """Panels abreast: at most three, and four make a square."""
-    return 2 if panels == 4 else min(panels, 3)
+def across(panels: int, abreast: int = ABREAST) -> int:
+    """Panels side by side."""
+    return min(panels, abreast)
 
 
-def title(text: str, panels: int) -> str:
-    """The title of one panel among so many, broken where its panel ends and only between axes."""
-    room = 60 if panels == 1 else 132 // across(panels)
-    lines: list[str] = []
+def title(text: str, wide: int) -> str:
+    """The title of one of so many panels abreast, broken where its panel ends: between axes, or after an axis's "="."""
+    room = ALONE_POINTS if wide == 1 else _TITLE_POINTS
+    lines = [""]
     for part in text.split(", "):
-        if lines and len(lines[-1]) + len(part) + 2 <= room:
-            lines[-1] += f", {part}"
-        else:
-            lines.append(part)
-    return ",\n".join(lines)
+        pieces = [part]
+        for sign in (";", " ="):  # an axis that is too long for a line is broken inside
+            pieces = [p for piece in pieces for p in (_after(sign, piece) if width(piece, HEAD) > room else [piece])]
+        for i, piece in enumerate(pieces):
+            glue = "" if not lines[-1] else ", " if i == 0 else "" if pieces[i - 1].endswith(";") else " "
+            if not lines[-1] or width(lines[-1] + glue + piece, HEAD) <= room:
+                lines[-1] += glue + piece
+            else:
+                lines[-1] += glue.rstrip()
+                lines.append(piece)
+    return "\n".join(lines)
 
 
-def grid(panels: int, *, height: float = 1.75) -> tuple[Drawing, list[Any]]:
-    """A figure with so many axes, at most three abreast: one panel fills a column, more fill the page."""
+def _after(sign: str, text: str) -> list[str]:
+    """The parts of a text, each but the last with the sign at its end."""
+    first, *rest = text.split(sign)
+    pieces = [first]
+    for part in rest:
+        pieces[-1] += sign
+        pieces.append(part.strip())
+    return pieces
+
+
+def grid(
+    panels: int, *, height: float | None = None, titles: Sequence[str] = (), strip: float = 0.0, abreast: int = ABREAST
+) -> tuple[Drawing, list[Any]]:
+    """A figure of a column's width with so many axes, at most two abreast.
+
+    Args:
+        height: inches down a panel with a title of one line.
+        titles: of the panels, broken here; rows with longer ones become taller, their axes do not become shorter.
+        strip: points above each panel for what stands there (`above`).
+        abreast: 1 where a panel takes the whole width.
+    """
     import matplotlib
     from matplotlib.figure import Figure as Drawing
 
-    down = -(-panels // across(panels))
-    width = COLUMN_INCHES if panels == 1 else PAGE_INCHES
+    wide = across(panels, abreast)
+    down = -(-panels // wide)
+    broken = [title(text, wide) for text in titles]
+    rows = [broken[row * wide : (row + 1) * wide] for row in range(down)]
+    height = height or (_ALONE_INCHES if panels == 1 else _SINGLE_INCHES if down == 1 else _ROW_INCHES)
+    lines = sum(max((text.count("\n") for text in row), default=0) for row in rows)
+    extra = lines * _LINE_POINTS + down * strip
     with matplotlib.rc_context(_RC):
-        drawing = Drawing(figsize=(width, max(height, 2.3 if down == 1 else 0) * down), layout="constrained")
-        axes = drawing.subplots(down, across(panels), squeeze=False).flatten().tolist()
+        drawing = Drawing(figsize=(COLUMN_INCHES, height * down + extra / 72), layout="constrained")
+        engine: Any = drawing.get_layout_engine()
+        engine.set(w_pad=2 / 72, h_pad=2 / 72, wspace=0.02, hspace=0.02)
+        axes = drawing.subplots(down, wide, squeeze=False).flatten().tolist()
+        for ax, text in zip(axes, broken, strict=False):
+            ax.set_title(text)
     for spare in axes[panels:]:
         spare.remove()
     return drawing, axes[:panels]
+
+
+def labels(drawing: Drawing, axes: Sequence[Any], x: str, y: str) -> None:
+    """Names of the axes: that of y once for all panels, that of x below the lowest panel of each column."""
+    if len(axes) == 1:
+        axes[0].set_ylabel(y)
+    else:
+        drawing.supylabel(y, gid=_SHARED)
+        _centre(drawing, 0.0)
+    for ax in axes[-axes[0].get_gridspec().ncols :]:
+        ax.set_xlabel(x)
+
+
+_SHARED = "shared y"
+
+
+def _centre(drawing: Drawing, below: float) -> None:
+    """Put the shared label of y beside the middle of the panels, `below` points of something else under them."""
+    height = 72 * drawing.get_figheight()
+    for text in drawing.texts:
+        if text.get_gid() == _SHARED:
+            middle = ((below + 3 * _LINE_POINTS) + (height - _LINE_POINTS)) / 2
+            half = width(text.get_text(), HEAD) / 2 + 3  # a long one beside a single row of panels reaches lower
+            text.set_y(max(min(middle, height - half), half) / height)
+
+
+def above(ax: Any, points: float) -> Any:
+    """Transform of what stands so many points above the upper edge of a panel: x in data, y 1."""
+    from matplotlib.transforms import ScaledTranslation
+
+    edge = ax.get_xaxis_transform()
+    return edge + ScaledTranslation(0, points / 72, ax.figure.dpi_scale_trans)
 
 
 def rc() -> Any:
@@ -158,25 +254,84 @@ def rc() -> Any:
     return matplotlib.rc_context(_RC)
 
 
+def plain(value: float) -> str:
+    """A tick without superscripts, which would be smaller than `TEXT`: 0.001, 20, 5000, 10K, 1e-5."""
+    if value and not 1e-4 < abs(value) < 1e7:
+        mantissa, exponent = f"{value:.0e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    if abs(value) >= 1e4:
+        return f"{value / 1e6:g}M" if abs(value) >= 1e6 else f"{value / 1e3:g}K"
+    return f"{value:g}"
+
+
 def log_ticks(ax: Any, low: float, high: float) -> None:
-    """A logarithmic y axis with plain numbers: 1, 2 and 5 of a decade where there are less than two, else decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+    """A logarithmic y axis with plain numbers: decades, or 1, 2 and 5 of each, or more, so that two fit."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     ax.set_yscale("log")
-    ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if high / low < 100 else (1,), numticks=9))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    seen = ax.get_ylim()  # error bars and bounds reach beyond the points
+    low, high = min(low, seen[0]), max(high, seen[1])
+
+    def within(*parts: float) -> list[float]:
+        decades = range(math.floor(math.log10(low)) - 1, math.ceil(math.log10(high)) + 1)
+        return [p * 10.0**e for e in decades for p in parts if low <= p * 10.0**e <= high]
+
+    def apart(one: float, other: float) -> bool:
+        return math.log(other / one) / math.log(high / low) * _LEAST_POINTS >= _TICK_POINTS
+
+    ticks, between = within(1.0), within(1.0, 2.0, 5.0)
+    if len(ticks) < 3 and len(between) >= 2 and all(itertools.starmap(apart, itertools.pairwise(between))):
+        ticks = between
+    if len(ticks) < 2:
+        finest = within(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
+        ticks = finest[:1]
+        for tick in finest[1:]:
+            ticks += [tick] if apart(ticks[-1], tick) else []
+    if len(ticks) < 2:
+        return  # less than a step apart: matplotlib's own
+    step = -(-len(ticks) // 6)
+    ax.yaxis.set_major_locator(FixedLocator(ticks[(len(ticks) - 1) % step :: step]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
+def zero_log_ticks(ax: Any, low: float, high: float) -> None:
+    """A logarithmic y axis with 0 below its lowest decade: for differences, some of them nothing."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    last = max(last, first + 1)
+    ax.set_yscale("symlog", linthresh=10.0**first, linscale=0.7)
+    step = -(-(last - first) // 4)
+    ax.yaxis.set_major_locator(FixedLocator([0.0, *(10.0**e for e in range(first, last + 1, step))]))
+    ax.yaxis.set_minor_locator(NullLocator())
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    ax.set_ylim(-0.25 * 10.0**first, 10.0**last * 1.3)
+
+
+def linear_ticks(axis: Any, most: int = 4) -> None:
+    """At most so many intervals between ticks of a linear axis, at round numbers."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(round(value, 9))))
+
+
 def legend(drawing: Drawing, handles: list[Any], labels: list[str]) -> None:
-    """One legend for all panels, below them, in as many columns as fit the width."""
-    if handles:
-        wide = drawing.get_figwidth() > COLUMN_INCHES
-        longest = max(len(text) for text in labels)
-        columns = max(1, min(len(labels), int((100 if wide else 46) // (longest + 6))))
-        lines = -(-len(labels) // columns)
-        drawing.set_figheight(drawing.get_figheight() + _LEGEND_LINE_INCHES * max(0, lines - 1))  # not from the axes
-        drawing.legend(handles, labels, loc="outside lower center", ncols=columns, handlelength=2.2, columnspacing=1.2)
+    """One legend for all panels, below them, in as many columns as fit; the figure grows by it, the axes stay."""
+    if not handles:
+        return
+    for columns in range(min(len(labels), 5), 0, -1):
+        made = drawing.legend(
+            handles, labels, loc="outside lower center", ncols=columns, handlelength=1.8, columnspacing=0.9
+        )
+        size = made.get_window_extent()
+        if columns == 1 or size.width <= drawing.bbox.width - 4:
+            break
+        made.remove()
+    points = 72 * size.height / drawing.dpi + 2
+    drawing.set_figheight(drawing.get_figheight() + points / 72)
+    _centre(drawing, points)
 
 
 def save(drawing: Drawing, path: Path, *, title: str, data_hash: str) -> list[Path]:
@@ -190,6 +345,6 @@ def save(drawing: Drawing, path: Path, *, title: str, data_hash: str) -> list[Pa
             drawing.set_layout_engine(None)
         drawing.savefig(pdf, metadata={"Title": title, "Keywords": f"data sha256:{data_hash}", "CreationDate": None})
         drawing.savefig(
-            png, dpi=200, metadata={"Title": title, "Comment": f"data sha256:{data_hash}", "Software": None}
+            png, dpi=_PNG_DPI, metadata={"Title": title, "Comment": f"data sha256:{data_hash}", "Software": None}
         )
     return [pdf, png]

@@ -5,14 +5,18 @@ Room: `report`. May import: record, declare.
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from maxsim_bench.report import names, style
+from maxsim_bench.report.axes import MOST_PANELS
 from maxsim_bench.report.elements import element
-from maxsim_bench.report.figures import Figure, Lines, draw_lines
+from maxsim_bench.report.figures import Figure, Lines, draw_lines, marks_told
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import Column, Table
 
@@ -46,20 +50,25 @@ def memory_scaling(results: Results) -> Iterator[Figure]:
         data.reset_index(drop=True),
         draw_footprint,
         tuple(sorted(set(frame["source"]))),
-        "Inputs and peak extra memory of one call, Lq = Ld = 1024, d = 128. The dashed line is the cap; a mark at the "
-        "upper edge is a corpus that did not fit.",
+        f"Inputs and peak extra memory of one call; {_constant(frame)}. The dashed line is the cap.{marks_told(data)}",
         "fig:scaling",
     )
 
 
 def draw_footprint(data: pd.DataFrame) -> Drawing:
-    """Lines as everywhere, and the cap of each panel."""
+    """Lines as everywhere, and the cap of each panel, which no mark reaches."""
     drawing = draw_lines(data, Lines(names.AXIS_LABELS["B"], "inputs + peak extra [GB]", y_log=True))
     for ax, panel in zip(drawing.axes, dict.fromkeys(data["panel"]), strict=True):
         caps = data.loc[data["panel"] == panel, "cap"].dropna().unique()
         for cap in caps:
             ax.axhline(cap, color="black", linewidth=0.7, linestyle=(0, (4, 3)), zorder=0)
     return drawing
+
+
+def _constant(frame: pd.DataFrame) -> str:
+    """What all cells of the figure have in common."""
+    axes = [a for a in ("Nq", "B", "Lq", "Ld", "d", "dtype") if frame[a].nunique(dropna=False) == 1]
+    return names.described({a: frame[a].iloc[0] for a in axes if pd.notna(frame[a].iloc[0])})
 
 
 @element
@@ -107,23 +116,29 @@ def chunk_frontier(results: Results) -> Iterator[Figure]:
         }
     )  # fmt: skip
     data = data.sort_values(["Lq", "B", "device", "backend", "x"], kind="stable").drop(columns=["B", "Lq"])
+    chunks = data.groupby("panel", sort=False)["chunk"].nunique()
+    curves = list(chunks.index[chunks > 1])[:MOST_PANELS]  # one chunk is no curve: its cell is in the table
+    data = data[data["panel"].isin(curves)]
+    if data.empty:
+        return
+    left = f" {len(curves)} of {len(chunks)} cells are shown; the table has all." if len(chunks) > len(curves) else ""
     yield Figure(
         "frontier_chunked/frontier",
         "Chunked scoring: latency against memory",
         data.reset_index(drop=True),
         draw_frontier,
         tuple(sorted(set(frame["source"]))),
-        "A point is a chunk size (its number beside it; auto picks itself from free memory). The fastest chunk and the "
-        "leanest are different points. Lower left is better.",
+        "A point is a chunk size, its number beside it where there is room; the open one is auto, which picks it from "
+        f"free memory. Lower left is better. {_constant(frame)}.{left}",
         "tab:chunked_sweep",
     )
 
 
 def draw_frontier(data: pd.DataFrame) -> Drawing:
     """Scatter with the chunk sizes as labels, chunked points joined in the order of chunk."""
-    panels = list(dict.fromkeys(data["panel"]))[:6]
+    panels = list(dict.fromkeys(data["panel"]))
     devices = list(dict.fromkeys(data["device"]))
-    drawing, axes = style.grid(len(panels), height=2.1)
+    drawing, axes = style.grid(len(panels), titles=panels, height=1.35)
     handles: dict[str, Any] = {}
     with style.rc():
         for ax, panel in zip(axes, panels, strict=True):
@@ -133,23 +148,74 @@ def draw_frontier(data: pd.DataFrame) -> Drawing:
                 joined = points[points["chunk"].fillna(1) > 0].sort_values("chunk")
                 dash = style.LINE_STYLES[devices.index(device) % 4] if backend == "chunked" else "none"
                 label = names.backend(str(backend)) + (f", {names.card(str(device))}" if len(devices) > 1 else "")
-                (line,) = ax.plot(joined["x"], joined["y"], color=colour, marker=marker, linestyle=dash, markersize=4)
+                (line,) = ax.plot(joined["x"], joined["y"], color=colour, marker=marker, linestyle=dash, markersize=3.6)
                 handles.setdefault(label, line)
                 auto = points[points["chunk"] == 0]
-                ax.plot(auto["x"], auto["y"], color=colour, marker=marker, linestyle="none", markerfacecolor="white")
-                for i, point in enumerate(points[points["chunk"].notna()].itertuples()):
-                    # every second label below its point: large chunks lie close together
-                    text, below = ("auto", -14) if point.chunk == 0 else (names.count(point.chunk), (4, -8)[i % 2])
-                    ax.annotate(
-                        text, (point.x, point.y), xytext=(0, below), textcoords="offset points", fontsize=5.5,
-                        ha="center",
+                if len(auto):
+                    (open_,) = ax.plot(
+                        auto["x"], auto["y"], color=colour, marker=marker, linestyle="none", markerfacecolor="none",
+                        markersize=5.5, zorder=3,
                     )  # fmt: skip
+                    handles.setdefault(f"{label}, auto", open_)
             ax.set_xscale("log")
             style.log_ticks(ax, part["y"].min(), part["y"].max())
-            ax.margins(0.12)
-            ax.set_title(panel)
-            ax.set_xlabel("peak extra memory [GB]")
-        for first in range(0, len(axes), style.across(len(axes))):
-            axes[first].set_ylabel("latency [ms]")
+            _byte_ticks(ax, part["x"].min(), part["x"].max())
+            ax.margins(0.16, 0.18)
+        style.labels(drawing, axes, "peak extra memory", "latency [ms]")
         style.legend(drawing, list(handles.values()), list(handles))
+        drawing.draw_without_rendering()  # the layout: whether numbers touch is known after it
+        for ax, panel in zip(axes, panels, strict=True):
+            _number_chunks(ax, data[data["panel"] == panel])
     return drawing
+
+
+def _byte_ticks(ax: Any, low: float, high: float) -> None:
+    """Ticks of an axis in GB with their own unit, a factor of a thousand apart or less: 1 kB, 1 MB, 1 GB."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
+    step = 1 if last - first < 3 else 2 if last - first < 5 else 3
+    places = [e for e in range(first, last + 1) if e % step == 0]
+    ax.xaxis.set_major_locator(FixedLocator([10.0**e for e in places]))
+    ax.xaxis.set_minor_locator(NullLocator())
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda gb, _: _bytes(gb)))
+
+
+def _bytes(gb: float) -> str:
+    unit, factor = next(((u, f) for u, f in (("GB", 1.0), ("MB", 1e3), ("kB", 1e6)) if gb * f >= 0.999), ("B", 1e9))
+    return f"{gb * factor:.3g} {unit}"
+
+
+def _number_chunks(ax: Any, part: pd.DataFrame) -> None:
+    """The size of each chunk beside its point, where it touches neither a point nor another number.
+
+    The smallest and the largest come first: where there is room for few, those name the ends of the curve.
+    """
+    from matplotlib.transforms import Bbox
+
+    points = ax.transData.transform(part[["x", "y"]].to_numpy(dtype=float))
+    scale = ax.figure.dpi / 72
+    taken = [Bbox.from_extents(x - 2.2 * scale, y - 2.2 * scale, x + 2.2 * scale, y + 2.2 * scale) for x, y in points]
+    chunks = part[part["chunk"] > 0].sort_values("chunk")
+    curve = ax.transData.transform(chunks[["x", "y"]].to_numpy(dtype=float))
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):  # its line too, in boxes of no width
+        steps = np.linspace(0, 1, 24)
+        taken += [
+            Bbox.from_extents(x, y, x + 0.1, y + 0.1)
+            for x, y in zip(x0 + steps * (x1 - x0), y0 + steps * (y1 - y0), strict=True)
+        ]
+    order = [*chunks.index[:1], *chunks.index[-1:], *chunks.index[1:-1]]
+    for index in dict.fromkeys(order):
+        point = chunks.loc[index]
+        for offset, ha, va in (((0, 3.5), "center", "bottom"), ((0, -3.5), "center", "top"), ((3, 2), "left", "bottom"),
+                               ((-3, -2), "right", "top"), ((3.5, 0), "left", "center")):  # fmt: skip
+            text = ax.annotate(
+                names.count(point["chunk"]), (point["x"], point["y"]), xytext=offset, textcoords="offset points",
+                fontsize=style.TEXT, ha=ha, va=va,
+            )  # fmt: skip
+            box = text.get_window_extent()
+            inside = ax.bbox.x0 <= box.x0 and box.x1 <= ax.bbox.x1 + 4 and ax.bbox.y0 <= box.y0 and box.y1 <= ax.bbox.y1
+            if inside and not any(box.overlaps(other) for other in taken):
+                taken.append(box)
+                break
+            text.remove()

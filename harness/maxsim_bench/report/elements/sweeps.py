@@ -14,7 +14,7 @@ import pandas as pd
 from maxsim_bench.report import names, style
 from maxsim_bench.report.axes import NUMERIC_AXES, panels, slice_for_figures, varying
 from maxsim_bench.report.elements import element
-from maxsim_bench.report.figures import Figure, Lines, draw_lines, in_order, line_data
+from maxsim_bench.report.figures import Figure, Lines, draw_lines, in_order, line_data, marks_told
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.tables import CELL, Column, Table, shown
 
@@ -43,7 +43,8 @@ WITHOUT_COPIES = (
 PARTLY = " Without the copies, where a session did not measure them."
 UNIT_LINES = {"speedup": 1.0, "ceiling": 100.0}
 BARS = {"latency": " Bars span the 20th to the 80th percentile."}
-MARKS = " Marks at the upper edge: no number, and why."
+# What `slice_for_figures` chose is told in words beside these.
+CHOSEN = ("dtype", "timing_policy", "chunk")
 
 
 def measured(results: Results) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -163,12 +164,17 @@ def _figure(name: str, key: str, axis: str, part: pd.DataFrame, panel: pd.Series
     data = line_data(part, metric, axis, panel)
     data["panel"] = data["panel"].astype(str)
     lines = Lines(names.AXIS_LABELS[axis], metric.axis_label, metric.log, UNIT_LINES.get(key))
-    marks = MARKS if (data["mark"] != "").any() else ""
+    constant = {
+        a: part[a].iloc[0]
+        for a in names.AXES
+        if a != axis and a not in CHOSEN and part[a].nunique(dropna=False) == 1 and pd.notna(part[a].iloc[0])
+    }
+    told = "; ".join(words for words in (names.described(constant), chosen) if words)
     return Figure(
         name=f"{name}/{key}-over-{axis}",
         title=f"{TITLES[key]} over {names.AXIS_LABELS[axis]}: {name}",
         data=data,
         draw=partial(draw_lines, lines=lines),
         sources=tuple(sorted(set(part["source"]))),
-        caption=f"{_caption(key, part)}{BARS.get(key, '')}{marks} {chosen[:1].upper()}{chosen[1:]}",
+        caption=f"{_caption(key, part)}{BARS.get(key, '')}{marks_told(data)} {told}",
     )

@@ -150,6 +150,7 @@ def loss_curves(results: Results) -> Iterator[Figure]:
     """
     own, paper = _runs(results), _runs(results, CURVE)
     own["what"], paper["what"] = "batch", "Q and D, batch"
+    lost = _lost(own)
     own, paper = own[own["status"] == "ok"], paper[paper["status"] == "ok"]
     groups = [
         rows for frame in (own, paper) for _, rows in frame.groupby([*_GROUP, "backend"], dropna=False, sort=True)
@@ -158,35 +159,84 @@ def loss_curves(results: Results) -> Iterator[Figure]:
         return
     points: list[dict[str, Any]] = []
     for rows in groups:
-        first = rows.iloc[0]
         curves = np.array([[part.mean() for part in np.array_split(losses, _POINTS)] for losses in rows["losses"]])
-        ends = np.cumsum([len(part) for part in np.array_split(rows["losses"].iloc[0], _POINTS)])
-        for x, values in zip(ends, curves.T, strict=True):
-            points.append(
-                {
-                    "panel": f"{first['what']} {int(first['B'])}, {first['dtype']}", "backend": first["backend"],
-                    "device": first["device"], "x": float(x), "y": values.mean(), "low": values.min(),
-                    "high": values.max(), "mark": "",
-                }
-            )  # fmt: skip
+        for x, values in zip(_ends(rows), curves.T, strict=True):
+            points.append({**_place(rows), "x": x, "y": values.mean(), "low": values.min(), "high": values.max()})
+    sources = tuple(sorted({*own["source"], *paper["source"]}))
     yield Figure(
         "training_parity/losses",
         "Loss of a contrastive run, fused and eager",
-        pd.DataFrame(points, columns=list(LINE_COLUMNS)),
+        pd.DataFrame(points, columns=list(LINE_COLUMNS)).fillna({"mark": ""}),
         draw_losses,
-        tuple(sorted({*own["source"], *paper["source"]})),
+        sources,
         "Mean over seeds of the cross-entropy, each point the mean of its share of the steps; bars reach from the "
-        "lowest to the highest seed." + ("" if paper.empty else _OF_Q_AND_D),
+        f"lowest to the highest seed.{lost}" + ("" if paper.empty else _OF_Q_AND_D),
         ELEMENT,
     )
+    apart = [point for frame in (own, paper) for point in _apart(frame)]
+    if apart:
+        yield Figure(
+            "training_parity/differences",
+            "How far the loss of a run is from eager autograd's",
+            pd.DataFrame(apart, columns=list(LINE_COLUMNS)).fillna({"mark": ""}),
+            draw_differences,
+            sources,
+            "Largest absolute difference of the cross-entropy between runs of one seed, over the seeds and the steps "
+            "of each share; the axis is logarithmic, with 0 below it." + ("" if paper.empty else _OF_Q_AND_D),
+            ELEMENT,
+        )
+
+
+def _lost(frame: pd.DataFrame) -> str:
+    """A sentence on runs that have no line because they ran out of memory."""
+    told = [
+        f"{names.backend(backend)} at batch {int(B)}, {dtype}" + (f" under {cap / 1e9:g} GB" if pd.notna(cap) else "")
+        for B, dtype, cap, backend in frame.loc[frame["status"] == "oom", ["B", "dtype", "memory_cap", "backend"]]
+        .drop_duplicates()
+        .itertuples(index=False, name=None)
+    ]
+    return f" Out of memory, so without a line: {'; '.join(told)}." if told else ""
+
+
+def _place(rows: pd.DataFrame) -> dict[str, Any]:
+    first = rows.iloc[0]
+    panel = f"{first['what']} {int(first['B'])}, {first['dtype']}"
+    return {"panel": panel, "backend": first["backend"], "device": first["device"], "mark": ""}
+
+
+def _ends(rows: pd.DataFrame) -> list[float]:
+    """The last step of each share."""
+    return [float(end) for end in np.cumsum([len(part) for part in np.array_split(rows["losses"].iloc[0], _POINTS)])]
+
+
+def _apart(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Points of |loss − eager autograd's|, where it ran with the same seed for as many steps."""
+    for _, group in frame.groupby(_GROUP, dropna=False, sort=True):
+        eager = group[group["backend"] == BASELINE]
+        for _, rows in group[group["backend"] != BASELINE].groupby("backend", sort=True):
+            both = rows.merge(eager[["seed", "losses"]], on="seed", suffixes=("", "_eager"))
+            gaps = [
+                np.abs(np.subtract(a, b))
+                for a, b in zip(both["losses"], both["losses_eager"], strict=True)
+                if len(a) == len(b)
+            ]
+            if not gaps:
+                continue
+            for x, part in zip(_ends(rows), np.array_split(np.max(gaps, axis=0), _POINTS), strict=True):
+                yield {**_place(rows), "x": x, "y": part.max(initial=0.0)}
 
 
 _OF_Q_AND_D = " Panels of Q and D show the published experiment: the embeddings themselves are trained, by one seed."
 
 
 def draw_losses(data: pd.DataFrame) -> Drawing:
-    """Lines as everywhere."""
-    return draw_lines(data, Lines("step", "cross-entropy", y_log=False, x_log=False))
+    """Lines as everywhere; a loss that falls by orders of magnitude on a logarithmic axis."""
+    return draw_lines(data, Lines("step", "cross-entropy", y_log=True, x_log=False, log_from=20.0))
+
+
+def draw_differences(data: pd.DataFrame) -> Drawing:
+    """Lines as everywhere, on a logarithmic axis with its 0."""
+    return draw_lines(data, Lines("step", "|difference of cross-entropy|", y_log=True, x_log=False, y_zero=True))
 
 
 @element
