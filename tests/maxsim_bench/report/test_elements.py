@@ -185,6 +185,14 @@ def test_the_memory_figure_knows_its_caps(made: Any) -> None:
     largest = made_of["memory_scaling/largest"].frame.set_index(["memory_cap", "backend"])
     assert largest.loc[(42.4e9, "eager"), "first_oom"] == 20_000
     assert largest.loc[(42.4e9, "fused"), "largest"] == 20_000
+    assert largest["first_refused"].isna().all()
+    refused = Row(
+        cell=made.cell("memory_scaling", B=50_000, Lq=1024, Ld=1024), backend="fused", backend_version="1", gpu="x",
+        status="unsupported", error="more than it can address",
+    )  # fmt: skip
+    frame = found(made.results([*rows, refused]))["memory_scaling/largest"].frame.set_index(["memory_cap", "backend"])
+    told = frame.loc[frame["first_refused"].notna(), "first_refused"]
+    assert [(backend, B) for (_, backend), B in told.items()] == [("fused", 50_000)]
 
 
 def test_the_frontier_has_a_point_a_chunk_and_one_for_each_other_backend(made: Any) -> None:

@@ -81,19 +81,25 @@ def largest_corpus(results: Results) -> Iterator[Table]:
     for (device, cap, backend), rows in frame.groupby(["device", "memory_cap", "backend"], dropna=False, sort=True):
         fits = rows.loc[rows["status"] == "ok", "B"]
         failed = rows.loc[rows["status"].isin(("oom", "skipped")), "B"]
+        refused = rows.loc[rows["status"].isin(("unsupported", "error", "crash")), "B"]  # which says nothing of memory
         lines.append(
-            {"device": device, "memory_cap": cap, "backend": backend, "largest": fits.max(), "first_oom": failed.min()}
-        )
+            {
+                "device": device, "memory_cap": cap, "backend": backend,
+                "largest": fits.max(), "first_oom": failed.min(), "first_refused": refused.min(),
+            }
+        )  # fmt: skip
     columns = [
         Column("device", "GPU", names.card, right=False),
         Column("memory_cap", "cap", lambda c: names.axis_value("memory_cap", c)),
         Column("backend", "backend", names.backend, right=False),
         Column("largest", "largest B that fits", lambda v: "" if pd.isna(v) else names.count(v)),
         Column("first_oom", "smallest B that does not", lambda v: "none tried" if pd.isna(v) else names.count(v)),
+        Column("first_refused", "smallest B that it cannot score", lambda v: "" if pd.isna(v) else names.count(v)),
     ]
     yield Table(
         "memory_scaling/largest", "Largest corpus that fits", columns, pd.DataFrame(lines),
-        tuple(sorted(set(frame["source"]))), "Among the corpus sizes of the grid; Lq = Ld = 1024.", "tab:mem",
+        tuple(sorted(set(frame["source"]))), "Among the corpus sizes of the grid; Lq = Ld = 1024. Cannot "
+        "score: whatever memory there is; the rows say why.", "tab:mem",
     )  # fmt: skip
 
 
