@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.experiment import VARIANT, axis_of
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,11 @@ def encoder_flops(cell: Cell) -> float:
 
     One forward pass, the backward pass, and another forward pass where activations are recomputed.
     """
-    axes = dict(pair.split("=", 1) for pair in (cell.variant or "").split(";") if pair)
-    size = ENCODERS.get(axes.get("encoder", ""))
+    size = ENCODERS.get(axis_of(cell, VARIANT + "encoder"))
     if size is None:
         return 0.0
     Nq, B, Lq, Ld = (getattr(cell, axis) or 0 for axis in ("Nq", "B", "Lq", "Ld"))
-    passes = 1.0 + size.backward + (axes.get("checkpoint") == "true")
+    passes = 1.0 + size.backward + (axis_of(cell, VARIANT + "checkpoint") == "true")
     images = size.documents * B + (Nq if Lq > size.image_tokens else 0)
     tokens = Nq * Lq + size.documents * B * Ld
     return 2.0 * (size.weights * tokens * passes + size.image_weights * size.image_tokens * images)

@@ -20,8 +20,8 @@ _ROUNDING = 1e-9  # of a number that two programs computed, relatively; what is 
 _QUANTILES = {
     "latency_ms": (0.5, "median"), "latency_p20_ms": (0.2, "20 % quantile"), "latency_p80_ms": (0.8, "80 % quantile"),
 }  # fmt: skip
-# Rows of one measurement are made one after the other when all of it is timed. Of the 1908 pairs of a row and its
-# baseline in one measurement that an H200 left, two were a second apart; to measure a cell again takes a new process.
+# Rows of one measurement are made one after the other when all of it is timed, and times are kept to the second; to
+# measure a cell again takes longer.
 _TOGETHER_SECONDS = 2.0
 
 

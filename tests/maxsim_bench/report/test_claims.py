@@ -775,10 +775,7 @@ def test_traffic_that_no_counter_saw_is_computed_and_says_so(paper: Paper, made:
 def test_a_ratio_of_traffic_is_that_of_two_counts(paper: Paper, made: Any) -> None:
     cell = made.cell("traffic", Lq=1024, Ld=1024)
     eager, flash = (made.modelled(cell, backend) for backend in ("eager_tf32", "flash_maxsim"))
-    one = claim(
-        paper_element="tab:traffic", experiment="traffic", metric="hbm_ratio", value="33.0", unit="x", dtype="",
-        baseline="eager_fp32_tf32",
-    )  # fmt: skip
+    one = ratio_of_traffic()
     entry = verdict(one, paper, made.results([with_counted(eager, 8.9), with_counted(flash, 0.5)]))
     assert (entry.verdict, entry.measured) == ("differs", "17.80")
     alone = verdict(one, paper, made.results([eager, with_counted(flash, 0.5)]))
@@ -814,10 +811,7 @@ def test_a_count_of_less_than_the_inputs_judges_nothing(paper: Paper, made: Any)
 def test_a_ratio_of_traffic_needs_two_counts_that_can_be(paper: Paper, made: Any) -> None:
     cell = made.cell("traffic", Lq=1024, Ld=1024)
     eager, flash = (made.modelled(cell, backend) for backend in ("eager_tf32", "flash_maxsim"))
-    one = claim(
-        paper_element="tab:traffic", experiment="traffic", metric="hbm_ratio", value="33.0", unit="x", dtype="",
-        baseline="eager_fp32_tf32",
-    )  # fmt: skip
+    one = ratio_of_traffic()
     for counts in ((8.9, 0.131), (0.131, 0.27)):
         rows = [with_counted(row, count) for row, count in zip((eager, flash), counts, strict=True)]
         entry = verdict(one, paper, made.results(rows))
@@ -845,9 +839,8 @@ def test_what_no_counter_writes_was_not_counted(paper: Paper, made: Any, counted
     """Fewer bytes than none were "better" than those that were published, and a ratio to none was a traceback."""
     cell = made.cell("traffic", Lq=1024, Ld=1024)
     rows = [with_counted(made.modelled(cell, backend), counted) for backend in ("eager_tf32", "flash_maxsim")]
-    told: dict[str, Any] = {"paper_element": "tab:traffic", "experiment": "traffic"}
-    ratio = {"metric": "hbm_ratio", "value": "33.0", "unit": "x", "dtype": "", "baseline": "eager_fp32_tf32"}
-    for one in (claim(**told, metric="hbm_gb", value="0.262", unit="GB"), claim(**told, **ratio)):
+    bytes_of = claim(paper_element="tab:traffic", experiment="traffic", metric="hbm_gb", value="0.262", unit="GB")
+    for one in (bytes_of, ratio_of_traffic()):
         entry = verdict(one, paper, made.results(rows))
         assert (entry.verdict, entry.measured_by) == ("holds", "arithmetic")
         assert "no hardware counter was read" in entry.reading
@@ -904,6 +897,14 @@ def test_the_appendix_says_what_compares_across_cards(paper: Paper) -> None:
     }  # fmt: skip
     assert {t.name for t in paper.tolerances.values() if t.across_cards} == set(words)
     assert [word for word in words.values() if word not in told] == []
+
+
+def ratio_of_traffic() -> Claim:
+    """How many times its bytes eager moves."""
+    return claim(
+        paper_element="tab:traffic", experiment="traffic", metric="hbm_ratio", value="33.0", unit="x", dtype="",
+        baseline="eager_fp32_tf32",
+    )  # fmt: skip
 
 
 def with_counted(row: Row, gigabytes: float) -> Row:

@@ -6,6 +6,7 @@ Room: `report`. May import: record, declare.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -110,7 +111,7 @@ def doubtful_rows(results: Results) -> Iterator[Table]:
         Column("what", "what", right=False),
         Column("rows", "rows"),
         Column("widest", "widest interval [%]"),
-        Column("example", "for example", lambda h: str(h)[:8], right=False),
+        replace(CELL, key="example", header="for example"),
     ]
     yield Table(
         "losses/doubtful", "Rows to be read with care", columns, counted.reset_index(),
