@@ -1,4 +1,4 @@
-"""Rules for every test: a missing GPU or data set skips aloud, uninitialised memory is NaN."""
+"""Rules for every test: a missing GPU or data set skips aloud, uninitialised memory is NaN, JAX keeps off the card."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import pytest
 import torch
 
 DATA_ENV = "MAXSIM_BENCH_DATA"
+
+# Tests of first stages import bm25s when they are collected; see `maxsim_bench.retrieve.rerank` for what that does.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

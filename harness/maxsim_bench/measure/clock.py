@@ -35,10 +35,12 @@ class Sample:
     Attributes:
         ms: milliseconds it took.
         error: what it raised instead; `ms` is then NaN.
+        starved: the device began it before the host was through with it, so that `ms` may hold waits for the host.
     """
 
     ms: float
     error: Exception | None = None
+    starved: bool = False
 
 
 class Meter(Protocol):
@@ -84,8 +86,9 @@ class EventMeter:
     """CUDA events around each call, recorded back to back on the current stream, one synchronisation at the end.
 
     Before a block the stream is kept busy for about as long as the host needs to enqueue it: without that lead an event
-    pair around a kernel shorter than its dispatch measures the gap that the host leaves. `starved` counts the blocks in
-    which the lead did not last; `blocks` counts all of them.
+    pair around a kernel shorter than its dispatch measures the gap that the host leaves. It is given another lead where
+    it ran dry in between: a call that waits for the device itself would otherwise charge the calls after it, which may
+    be another backend's, with their dispatch. What the host does inside of a call stays in its time.
 
     Under `cold_l2` and `clean_l2` a buffer of twice the L2 is overwritten before every call, outside its events, so
     that nothing of the inputs is in the cache. What was written last still is, in lines that memory does not have yet:
@@ -102,10 +105,8 @@ class EventMeter:
         self._reads_back = policy == "clean_l2"
         self._events: list[Any] = []
         self._enqueue_ms = 0.1  # host time a call, refined by every block
-        self._device_ms = 0.0  # device time a call of the last block
+        self._device_ms = 0.0  # least device time of a call in the last block
         self._cycles_per_ms = self._calibrate()
-        self.blocks = 0
-        self.starved = 0
 
     def _calibrate(self) -> float:
         """Cycles of the spinning kernel in one millisecond, at the clock of the moment."""
@@ -126,17 +127,23 @@ class EventMeter:
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
 
+    def _lead(self, calls: int) -> Any:
+        """Keep the stream busy while the host enqueues so many calls; the event at the end of that."""
+        lead = self._torch.cuda.Event()
+        self._torch.cuda._sleep(int(lead_ms(calls, self._enqueue_ms, self._device_ms) * self._cycles_per_ms))
+        lead.record()
+        return lead
+
     def block(self, calls: Sequence[Callable[[], object]]) -> list[Sample]:
         pairs = self._event_pairs(len(calls))
         errors: list[Exception | None] = []
-        lead = self._torch.cuda.Event()
-        lead_time = lead_ms(len(calls), self._enqueue_ms, self._device_ms)
-        self._torch.cuda._sleep(int(lead_time * self._cycles_per_ms))
-        lead.record()
-        before, ran_dry = lead, False
-        began = time.perf_counter_ns()
+        starved: list[bool] = []
+        host_ms: list[float] = []
+        before = self._lead(len(calls))
         for call, (start, end) in zip(calls, pairs, strict=True):
-            ran_dry = bool(before.query())  # the last one decides: was the device waiting for the host by then?
+            if before.query():  # the device has nothing left to do
+                self._lead(len(calls) - len(errors))
+            began = time.perf_counter_ns()
             if self._flush is not None:
                 self._flush.zero_()
                 if self._reads_back:
@@ -148,17 +155,19 @@ class EventMeter:
             except Exception as error:
                 errors.append(error)
             end.record()
+            host_ms.append((time.perf_counter_ns() - began) / 1e6)
+            starved.append(bool(start.query()))
             before = end
-        self._enqueue_ms = 0.5 * self._enqueue_ms + 0.5 * (time.perf_counter_ns() - began) / 1e6 / max(len(calls), 1)
+        # a call that waited for the device took the host longer than its dispatch
+        ahead = [ms for ms, waited in zip(host_ms, starved, strict=True) if not waited] or host_ms
+        if ahead:
+            self._enqueue_ms = 0.5 * self._enqueue_ms + 0.5 * sum(ahead) / len(ahead)
         self._torch.cuda.synchronize()
-        self.blocks += 1
-        self.starved += ran_dry
         samples = [
-            Sample(start.elapsed_time(end) if error is None else float("nan"), error)
-            for (start, end), error in zip(pairs, errors, strict=True)
+            Sample(start.elapsed_time(end), None, waited) if error is None else Sample(float("nan"), error)
+            for (start, end), error, waited in zip(pairs, errors, starved, strict=True)
         ]
-        timed = [sample.ms for sample in samples if sample.error is None]
-        self._device_ms = sum(timed) / len(timed) if timed else 0.0
+        self._device_ms = min((sample.ms for sample in samples if sample.error is None), default=0.0)
         return samples
 
 
@@ -171,7 +180,8 @@ def lead_ms(calls: int, enqueue_ms: float, device_ms: float) -> float:
 
     Args:
         calls: of the block.
-        enqueue_ms, device_ms: host and device time of a call, as the last blocks had them.
+        enqueue_ms: host time of a call, as the last blocks had it.
+        device_ms: least device time of a call in the last block: under the shortest, too, the next is to be enqueued.
     """
     if device_ms > max(_OUTLASTS_MS, 2 * enqueue_ms):
         return 1.5 * max(_OUTLASTS_MS, enqueue_ms)

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from maxsim_bench.measure import clock
-from maxsim_bench.measure.clock import EventMeter, Meter, Policy, meter_for
+from maxsim_bench.measure.clock import Meter, Policy, meter_for
 from maxsim_bench.measure.crosscheck import Sustained, other_stream, sustained
 from maxsim_bench.measure.graphs import CaptureError, capture
 from maxsim_bench.measure.statistics import Interval, is_stable, median, median_interval, quantile
@@ -65,7 +65,8 @@ class Timing:
         positions: place of each sample in the sequence of all callables' samples: the order of measuring.
         warmup_calls: before the first sample.
         capped: the time or count was used up before the interval was narrow enough.
-        starved_percent: of the blocks, those in which the device waited for the host, so that events hold the gap.
+        starved: how many of the samples the device began before the host was through with them, so that they may hold
+            waits for the host: nearly all of a call that itself waits for the device in between.
         check: the sustained run on the host clock.
         suspicion: why the times cannot be trusted, None if nothing speaks against them.
     """
@@ -76,7 +77,7 @@ class Timing:
     positions: list[int] = field(default_factory=list)
     warmup_calls: int = 0
     capped: bool = False
-    starved_percent: float = 0.0
+    starved: int = 0
     check: Sustained | None = None
     suspicion: str | None = None
 
@@ -91,6 +92,11 @@ class Timing:
     @property
     def p80_ms(self) -> float:
         return quantile(self.samples_ms, 0.8)
+
+    @property
+    def starved_percent(self) -> float:
+        """`starved` in percent of the samples."""
+        return 100.0 * self.starved / max(len(self.samples_ms), 1)
 
     @property
     def interval(self) -> Interval | None:
@@ -256,6 +262,7 @@ class _Session:
             self.results[name] = TimingFailure(sample.error)
             return
         timing.samples_ms.append(sample.ms)
+        timing.starved += sample.starved
         timing.rounds.append(round_)
         timing.positions.append(self.position)
 
@@ -277,8 +284,6 @@ class _Session:
     def _cross_check(self, name: str) -> None:
         timing = self.results[name]
         assert isinstance(timing, Timing)
-        if isinstance(self.meter, EventMeter):
-            timing.starved_percent = 100.0 * self.meter.starved / max(self.meter.blocks, 1)
         if self.cuda:
             timing.check = sustained(self.calls[name], self.budget.check_seconds, self.budget.energy_seconds)
             if self.policy != "host":

@@ -5,6 +5,7 @@ Room: `retrieve`. May import: declare, record, backends.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -22,6 +23,8 @@ Candidates = Mapping[str, Sequence[str]]
 
 def bm25_candidates(dataset: Dataset, depth: int) -> dict[str, list[str]]:
     """The `depth` best documents of every query by BM25 (bm25s, its defaults, English stop words)."""
+    # bm25s calls JAX while it is imported, where that is installed; JAX would keep three quarters of the card's memory
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
     try:
         import bm25s
     except ImportError as error:

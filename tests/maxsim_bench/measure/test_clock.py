@@ -1,8 +1,11 @@
-"""What each policy leaves in the L2 before a timed call, on a device made up of a write-back cache and a clock."""
+"""What each policy leaves in the L2 before a timed call, and what a call is charged with, on a device made up.
+
+It has a write-back cache, and one stream whose clock stands beside the host's: work begins when the stream is through
+with what came before and the host has enqueued it.
+"""
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections import OrderedDict
 from dataclasses import dataclass, field
@@ -10,6 +13,8 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from maxsim_bench.declare.cell import TimingPolicy
 from maxsim_bench.measure import clock
@@ -20,18 +25,34 @@ from maxsim_bench.report.names import POLICIES
 LINE = 128  # bytes
 L2_LINES = 64
 CALL_LINES = 16  # that the timed call reads
+CYCLES_PER_MS = 1e6
 
 
 @dataclass
 class Device:
-    """A least-recently-used cache that writes a line back when it drops it; a line moved to or from memory is 1 ms."""
+    """A least-recently-used cache that writes a line back when it drops it; a line moved to or from memory is 1 ms.
 
+    Attributes:
+        host, now: milliseconds of the host, and of the stream when it is through with what was enqueued.
+    """
+
+    host: float = 0.0
     now: float = 0.0
     lines: OrderedDict[int, bool] = field(default_factory=OrderedDict)  # address → written, and not in memory yet
     allocated: int = 0
     log: list[str] = field(default_factory=list)
-    slept: list[float] = field(default_factory=list)  # cycles of every kernel that keeps the stream busy
-    still_busy: list[bool] = field(default_factory=list)  # when asked for the first time, the second, ...; then no more
+    slept: list[float] = field(default_factory=list)  # milliseconds of every kernel that keeps the stream busy
+
+    def work(self, ms: float) -> None:
+        """Enqueue a kernel."""
+        self.now = max(self.now, self.host) + ms
+
+    def sleep(self, cycles: float) -> None:
+        self.slept.append(cycles / CYCLES_PER_MS)
+        self.work(cycles / CYCLES_PER_MS)
+
+    def synchronize(self) -> None:
+        self.host = max(self.host, self.now)
 
     def touch(self, address: int, *, write: bool) -> None:
         if address in self.lines:
@@ -58,8 +79,8 @@ class Device:
                 current_device=lambda: 0,
                 get_device_properties=lambda index: SimpleNamespace(L2_cache_size=L2_LINES * LINE),
                 Event=lambda enable_timing=False: Event(self),
-                _sleep=self.slept.append,
-                synchronize=lambda: None,
+                _sleep=self.sleep,
+                synchronize=self.synchronize,
             ),
         )
 
@@ -87,10 +108,11 @@ class Event:
 
     def record(self) -> None:
         self.device.log.append("event")
+        self.device.work(0)
         self.at = self.device.now
 
     def query(self) -> bool:
-        return not (self.device.still_busy and self.device.still_busy.pop(0))
+        return self.device.host >= self.at
 
     def elapsed_time(self, end: Event) -> float:
         return end.at - self.at
@@ -100,6 +122,7 @@ class Event:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     made = Device()
     monkeypatch.setitem(sys.modules, "torch", made.torch())
+    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: int(made.host * 1e6)))
     return made
 
 
@@ -165,29 +188,96 @@ def test_a_call_that_may_have_waited_for_the_host_gets_the_whole_lead(calls, enq
     assert lead_ms(calls, enqueue_ms, device_ms) == pytest.approx(lead)
 
 
-def test_a_block_gets_the_lead_that_the_blocks_before_it_call_for(device: Device, monkeypatch) -> None:
+@dataclass
+class Call:
+    """A call that the host enqueues in `host_ms` and that takes `device_ms`; `waits` for it before it returns."""
+
+    device: Device
+    host_ms: float
+    device_ms: float
+    waits: bool = False
+
+    def __call__(self) -> None:
+        self.device.host += self.host_ms
+        self.device.work(self.device_ms)
+        if self.waits:
+            self.device.synchronize()
+
+
+def test_a_block_gets_the_lead_that_the_blocks_before_it_call_for(device: Device) -> None:
     """Four calls that the host enqueues in 8 ms: of 10 ms on the device in the first block, of 1 ms from then on."""
-    host = itertools.count(step=8_000_000)
-    monkeypatch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: next(host)))
     meter = EventMeter("warm_l2")
-    cycles_per_ms = device.slept[0] / 1e-3  # of a device that calibrates in no time, taken for a microsecond
-    device.slept.clear()
-
-    def call(ms: float) -> None:
-        device.now += ms
-
+    leads = []
     for ms in (10.0, 1.0, 1.0):
-        meter.block([lambda ms=ms: call(ms)] * 4)  # type: ignore[misc]
-    leads = [cycles / cycles_per_ms for cycles in device.slept]
+        device.slept.clear()
+        meter.block([Call(device, 2.0, ms)] * 4)
+        leads.append(device.slept[0])
     assert leads == pytest.approx([lead_ms(4, 0.1, 0.0), lead_ms(4, 1.05, 10.0), lead_ms(4, 1.525, 1.0)])
     assert leads == pytest.approx([0.6, 1.575, 9.15])
 
 
-@pytest.mark.parametrize(("still_busy", "starved"), [([False, True], 0), ([True, False], 1), ([True, True], 0)])
-def test_a_block_is_starved_where_the_device_had_nothing_to_do_before_its_last_call(
-    device: Device, still_busy: list[bool], starved: int
-) -> None:
+@pytest.mark.parametrize("policy", ["warm_l2", "cold_l2", "clean_l2"])
+def test_a_call_that_waits_for_the_device_does_not_charge_the_calls_after_it(device: Device, policy: Policy) -> None:
+    """Such a call empties the stream; the next ones, of another backend, would be charged with their own dispatch."""
+    meter = EventMeter(policy)
+    short, waiting = Call(device, 1.0, 0.1), Call(device, 1.0, 5.0, waits=True)
+    for _ in range(8):  # nothing is known of the host's time in the first
+        device.slept.clear()
+        samples = meter.block([short, waiting, short, short, waiting, short])
+    leads = pytest.approx([lead_ms(n, short.host_ms, short.device_ms) for n in (6, 4, 1)], rel=0.01)
+    assert device.slept == leads, "how long the host waited is no dispatch, and asks for no lead"
+    assert [round(sample.ms, 6) for sample in samples] == [0.1, 5.0, 0.1, 0.1, 5.0, 0.1]
+    assert [sample.starved for sample in samples] == [False, True, False, False, True, False]
+
+
+def test_the_host_time_inside_of_a_call_that_waits_stays_in_its_time(device: Device) -> None:
+    """Its second half is enqueued by the host when the first is through: that is what it costs."""
     meter = EventMeter("warm_l2")
-    device.still_busy = still_busy
-    meter.block([lambda: None] * 2)
-    assert (meter.blocks, meter.starved) == (1, starved)
+    half = Call(device, 1.0, 5.0, waits=True)
+
+    def both() -> None:
+        half()
+        half()
+
+    for _ in range(3):
+        (sample,) = meter.block([both])
+    assert sample.ms == pytest.approx(11.0)
+    assert sample.starved
+
+
+def test_a_short_call_beside_long_ones_is_not_charged_with_the_next_dispatch(device: Device) -> None:
+    """On average they outlast their dispatch, and the short ones do not."""
+    meter = EventMeter("warm_l2")
+    calls = [Call(device, 1.0, ms) for ms in (0.1, 0.1, 0.1, 40.0, 0.1, 0.1)]
+    for _ in range(3):
+        samples = meter.block(calls)
+    assert [round(sample.ms, 6) for sample in samples] == [0.1, 0.1, 0.1, 40.0, 0.1, 0.1]
+    assert not any(sample.starved for sample in samples)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.01, 20), st.booleans()), min_size=1, max_size=20),
+    st.floats(0.01, 1.9),  # of more, twenty calls need a longer lead than the device may be kept spinning
+)
+def test_every_call_that_does_not_wait_takes_what_it_takes_on_the_device(plan, host_ms) -> None:
+    made = Device()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "torch", made.torch())
+        patch.setattr(clock, "time", SimpleNamespace(perf_counter_ns=lambda: int(made.host * 1e6)))
+        meter = EventMeter("warm_l2")
+        calls = [Call(made, host_ms, ms, waits) for ms, waits in plan]
+        for _ in range(8):  # until the estimate of the host's time has settled
+            samples = meter.block(calls)
+    for sample, (ms, waits) in zip(samples, plan, strict=True):
+        assert sample.ms == pytest.approx(ms, abs=1e-5)
+        assert sample.starved == waits
+
+
+def test_a_call_is_starved_where_the_device_began_it_before_the_host_was_through(device: Device) -> None:
+    """In the first block nothing is known of the host yet: a lead of 0.3 ms for calls of 5 ms."""
+    meter = EventMeter("warm_l2")
+    first, second = meter.block([Call(device, 5.0, 0.1), Call(device, 5.0, 0.1)])
+    assert first.starved
+    assert first.ms > 4
+    assert second.starved

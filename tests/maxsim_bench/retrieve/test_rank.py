@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 
 import pytest
 import torch
@@ -266,6 +267,20 @@ def test_reranking_scores_the_candidates_of_each_query_and_no_others(collection,
     assert found["it"].errors.max_rel.max() < 1e-5
     lists = {q: list(s) for q, s in rankings(made.dataset, base.top).items()}
     assert evaluate_rankings(lists, made.dataset.qrels).missing == ("q3",)
+
+
+def test_bm25_leaves_the_cards_memory_to_what_is_measured(collection, tmp_path, monkeypatch) -> None:
+    """The package calls JAX while it is imported, and JAX keeps three quarters of a card that it may use."""
+    (tmp_path / "bm25s.py").write_text("import os\nraise RuntimeError('JAX on ' + os.environ['JAX_PLATFORMS'])\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "bm25s", raising=False)
+    monkeypatch.setenv("JAX_PLATFORMS", "")  # puts back what was there
+    monkeypatch.delenv("JAX_PLATFORMS")
+    with pytest.raises(RuntimeError, match="JAX on cpu"):
+        bm25_candidates(collection().dataset, 5)
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    with pytest.raises(RuntimeError, match="JAX on cuda"):  # whoever asks for it
+        bm25_candidates(collection().dataset, 5)
 
 
 def test_candidates_come_from_bm25_or_a_run_file(collection, tmp_path) -> None:
