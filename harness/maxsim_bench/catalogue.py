@@ -5,6 +5,7 @@ Orchestration beside `cli.py`. May import every room.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from maxsim_bench.record.row import Row
 from maxsim_bench.record.store import Store
 
 KINDS = ("experiments", "backends", "datasets")
+STARVED_PERCENT = 5  # of a row's samples, from which on `show` says that the host may be in its time
 
 
 class Found(BaseModel):
@@ -136,10 +138,11 @@ def found_lines(found: Found) -> list[str]:
     kept = {id(row) for _, row in newest.values()}
     shown = [(path, row) for path, row in found.rows if id(row) in kept]
     replaced = [(path, row) for path, row in found.rows if id(row) not in kept]
-    lines += [_told(path, row) for path, row in shown]
+    width = max((len(row.backend) for _, row in found.rows), default=0)
+    lines += [_told(path, row, width) for path, row in shown]
     if replaced:
         lines.append("  replaced by the newer rows above, not in the report:")
-        lines += [_told(path, row) for path, row in sorted(replaced, key=_measured, reverse=True)]
+        lines += [_told(path, row, width) for path, row in sorted(replaced, key=_measured, reverse=True)]
     if not found.rows:
         lines.append("  not measured yet")
     if found.command:
@@ -151,7 +154,11 @@ def _measured(found: tuple[str, Row]) -> str:
     return found[1].measured_at or ""
 
 
-def _told(path: str, row: Row) -> str:
+def _told(path: str, row: Row, width: int) -> str:
+    """One line of a row: its time, what holds it, where and when it was measured, and whether the host is in its time."""
     when = f", {row.measured_at[:16].replace('T', ' ')} UTC" if row.measured_at else ""
     where = f", environment {row.environment_id}" if row.environment_id else ""
-    return f"  {row.backend:<16}{outcome(row)}  ({path}, version {row.backend_version}{where}{when})"
+    starved = json.loads(row.extra or "{}").get("starved_percent", 0)
+    told = isinstance(starved, int | float) and starved > STARVED_PERCENT
+    held = f"; the device waited for the host in {starved:.0f} % of the samples" if told else ""
+    return f"  {row.backend:<{width}} {outcome(row)}  ({path}, version {row.backend_version}{where}{when}){held}"

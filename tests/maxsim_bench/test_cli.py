@@ -333,7 +333,7 @@ def test_show_tells_a_cell_its_rows_and_its_command(invoke: Invoke) -> None:
         0,
         f"{HASHES[0]}  tiny forward on h200\n"
         "  Nq=1 B=1 Lq=3 Ld=4 d=8 dtype=fp32 layout=dense pairing=all inputs=random seed=0 timing_policy=cold_l2\n"
-        "  eager           0.5 ms  (results/h200/tiny.csv, version v)\n"
+        "  eager 0.5 ms  (results/h200/tiny.csv, version v)\n"
         "  measure it on h200: maxsim-bench run tiny --profile paper --force --where Nq=1 --where B=1 --where Lq=3 "
         "--where Ld=4 --where d=8 --where dtype=fp32 --where layout=dense --where pairing=all --where inputs=random "
         "--where timing_policy=cold_l2\n",
@@ -353,9 +353,21 @@ def test_show_tells_the_newest_row_of_a_backend_from_those_it_replaced(invoke: I
     )
     Store("results/h200/tiny.csv").append([old, new])
     assert invoke("show", HASHES[0]).output.splitlines()[2:-1] == [
-        "  eager           0.4 ms  (results/h200/tiny.csv, version w, environment e, 2026-01-02 10:00 UTC)",
+        "  eager 0.4 ms  (results/h200/tiny.csv, version w, environment e, 2026-01-02 10:00 UTC)",
         "  replaced by the newer rows above, not in the report:",
-        "  eager           0.5 ms  (results/h200/tiny.csv, version v, 2026-01-01 10:00 UTC)",
+        "  eager 0.5 ms  (results/h200/tiny.csv, version v, 2026-01-01 10:00 UTC)",
+    ]
+
+
+def test_show_sets_backends_in_a_column_and_says_where_the_host_is_in_a_time(invoke: Invoke) -> None:
+    (plan,) = json.loads(invoke("plan", "--gpu", "h200", "--where", "B=1", "--json").output)
+    row = tiny_row(cell=plan["planned"][0]["cell"], extra=json.dumps({"starved_percent": 1.5}))
+    waits = row.model_copy(update={"backend": "train_flash_atomic", "extra": json.dumps({"starved_percent": 97.0})})
+    Store("results/h200/tiny.csv").append([row, waits])
+    where = "(results/h200/tiny.csv, version v)"
+    assert invoke("show", HASHES[0]).output.splitlines()[2:-1] == [
+        f"  eager              0.5 ms  {where}",
+        f"  train_flash_atomic 0.5 ms  {where}; the device waited for the host in 97 % of the samples",
     ]
 
 

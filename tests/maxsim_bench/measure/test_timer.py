@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from maxsim_bench.measure.clock import Policy
+from maxsim_bench.measure import timer
+from maxsim_bench.measure.clock import HostMeter, Policy, Sample
 from maxsim_bench.measure.timer import Timing, TimingBudget, TimingFailure, time_callables
 
 Busy = Callable[[float], Callable[[], float]]
@@ -153,6 +154,22 @@ def test_a_heartbeat_comes_with_every_step(busy_for: Busy) -> None:
     assert len(beats) >= 3
 
 
+def test_every_backend_is_told_of_its_own_samples_how_many_the_host_may_have_held_up(monkeypatch) -> None:
+    class Told(HostMeter):
+        """A sample a call, starved where the call says so."""
+
+        def block(self, calls):
+            return [Sample(1.0, starved=bool(call())) for call in calls]
+
+    monkeypatch.setattr(timer, "meter_for", lambda policy, device: Told(device))
+    turns = iter(range(10_000))
+    calls = {"never": [lambda: False], "always": [lambda: True], "half": [lambda: next(turns) % 2 == 0]}
+    budget = TimingBudget(seconds=5.0, min_samples=20, max_samples=20, width_percent=0.0)
+    found = time_callables(calls, "host", budget, "cpu")
+    assert [timing(found[name]).starved_percent for name in calls] == [0.0, 100.0, 50.0]
+    assert Timing("host").starved_percent == 0.0
+
+
 # On a GPU.
 
 
@@ -189,6 +206,29 @@ def test_events_do_not_hold_the_gaps_of_a_slow_host() -> None:
     assert timing(found["gap"]).median_ms < 0.02
     host = time_callables({"gap": [slow_to_dispatch]}, "host", TimingBudget(), "cuda")
     assert timing(host["gap"]).median_ms > 0.05
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("policy", ["cold_l2", "warm_l2"])
+def test_a_backend_that_waits_for_the_device_does_not_charge_another_with_its_dispatch(policy: Any) -> None:
+    """It leaves the stream empty; the next lead keeps 200 µs of the other's Python out of the event pair."""
+
+    def slow_to_dispatch() -> None:
+        end = time.perf_counter_ns() + 200_000
+        while time.perf_counter_ns() < end:
+            pass
+        torch.cuda._sleep(2_000)
+
+    def waits() -> None:
+        torch.cuda._sleep(500_000)
+        torch.cuda.synchronize()
+
+    budget = TimingBudget(seconds=0.2, min_samples=20)
+    found = time_callables({"slow": [slow_to_dispatch], "waits": [waits]}, policy, budget, "cuda")
+    slow, waiting = timing(found["slow"]), timing(found["waits"])
+    assert slow.p80_ms < 0.02
+    assert slow.starved_percent < 20
+    assert waiting.starved_percent > 80
 
 
 @pytest.mark.gpu
