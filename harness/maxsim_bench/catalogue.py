@@ -155,7 +155,7 @@ def _measured(found: tuple[str, Row]) -> str:
 
 
 def _told(path: str, row: Row, width: int) -> str:
-    """One line of a row: its time, what holds it, where and when it was measured, and whether the host is in its time."""
+    """One line: the row's time, the file that holds it, where and when it was measured, whether the host is in it."""
     when = f", {row.measured_at[:16].replace('T', ' ')} UTC" if row.measured_at else ""
     where = f", environment {row.environment_id}" if row.environment_id else ""
     starved = json.loads(row.extra or "{}").get("starved_percent", 0)
