@@ -16,7 +16,7 @@ from maxsim_bench.backends.identity import source_hash
 from maxsim_bench.backends.int8_ours import INT8_PER_TOKEN, quantised_bytes
 from maxsim_bench.backends.tolerances import FP32_ACCUMULATE
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.declare.estimate import DTYPE_BYTES
+from maxsim_bench.declare.estimate import DTYPE_BYTES, drawn_documents
 
 if TYPE_CHECKING:
     import torch
@@ -59,6 +59,8 @@ class Search:
             return f"searches {self.quantiser or 'embeddings as given'}, the cell asks for {cell.quantiser}"
         if cell.pairing not in (None, "all"):
             return "searches one corpus for all queries"
+        if self.rescore and drawn_documents(cell) != cell.B:
+            return "scores the best again from one batch of originals, and a repeated block is none"
         return None
 
     def tolerance(self, cell: Cell) -> float:
@@ -69,13 +71,20 @@ class Search:
         from maxsim.search import search
 
         assert cell.k is not None
+        assert cell.B is not None
         k = cell.k
         q, d = token_batches(inputs)
         assert isinstance(q, TokenBatch)
         assert isinstance(d, TokenBatch)
+        rest = cell.B % d.count
+        pieces = [d, *([token_batches(replace(inputs, D=inputs.D[:rest]))[1]] if rest else [])]
         if self.quantiser is None:
-            return lambda: search(q, d, k)
-        corpus = _quantised(d, "token" if self.quantiser.endswith("token") else "document", q.device)
+            held = pieces
+        else:
+            per: Literal["token", "document"] = "token" if self.quantiser.endswith("token") else "document"
+            held = [_quantised(piece, per, q.device) for piece in pieces]
+        # the documents that were drawn again and again, the last time as many as are left
+        corpus = held[0] if cell.B == d.count else [held[0]] * (cell.B // d.count) + held[1:]
         if self.rescore:
             return lambda: search(q, corpus, k, rescore=True, originals=d, depth=_DEPTH)
         return lambda: search(q, corpus, k)

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.encoders import encoder_flops
-from maxsim_bench.declare.experiment import Plan, Timing
+from maxsim_bench.declare.experiment import VARIANT, Plan, Timing, axis_of
 
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 # Start-up, inputs, the correctness checks and the memory pass: about this much beside the samples.
@@ -84,6 +84,15 @@ def pairs(cell: Cell) -> int:
     return cell.B if cell.pairing == "pairs" else cell.B * (cell.Nq or 1)
 
 
+def drawn_documents(cell: Cell) -> int:
+    """Documents that are drawn for the corpus of a search: B, or as many as variant `drawn` says, which fill it again.
+
+    Half a million pages of 1024 tokens are 131 GB, and the published corpora of such sizes are one block, repeated.
+    """
+    B = cell.B or 0
+    return min(B, int(axis_of(cell, VARIANT + "drawn") or B))
+
+
 def mean_length(cell: Cell) -> float:
     """Mean tokens a document: of "uniform:low:high" exactly, else the maximum, which bounds it."""
     longest = float(cell.Ld or 0)
@@ -131,7 +140,8 @@ def plan_seconds(plan: Plan, timing: Timing) -> float:
         call = call_seconds(planned.cell)
         samples = max(timing.min_samples * call, min(timing.seconds, timing.max_samples * call))
         calls = ENCODER_CALLS if encoder_flops(planned.cell) else CALLS
-        fill = input_bytes(planned.cell) / (HOST_FILL_GBS * 1e9) if planned.cell.op == "search" else 0.0
+        drawn = planned.cell.model_copy(update={"B": drawn_documents(planned.cell)})
+        fill = input_bytes(drawn) / (HOST_FILL_GBS * 1e9) if planned.cell.op == "search" else 0.0
         for backend in planned.backends:
             needed = timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + fill + calls * call + samples
             total += min(needed, timing.timeout_s)

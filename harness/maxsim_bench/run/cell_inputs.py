@@ -14,6 +14,7 @@ from maxsim_bench.backends.base import Inputs
 from maxsim_bench.backends.inputs import make_inputs, unit_vectors
 from maxsim_bench.backends.lengths import draw_lengths
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.estimate import drawn_documents
 from maxsim_bench.declare.experiment import VARIANT, axis_of
 from maxsim_bench.measure import memory
 from maxsim_bench.run.staging import Staging
@@ -31,12 +32,14 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
 
     For op "search" on a GPU the queries lie there and the corpus in pinned host memory (a dense one under variant
     `host=pageable` is not pinned): documents are drawn on the GPU block by block, for a processor takes minutes for
-    what a card draws in seconds.
+    what a card draws in seconds. Under variant `drawn=N` there are N documents, of which the backend makes a corpus.
 
     Raises:
         MemoryError: for a dense or packed corpus that host memory has no room for. The system grants memory that it has
             not got and ends processes once it is touched: this one, or the whole container.
     """
+    if cell.op == "search":
+        cell = cell.model_copy(update={"B": drawn_documents(cell)})
     if cell.op != "search" or device != "cuda":
         return make_inputs(cell, device, set_index)
     if cell.layout == "packed":

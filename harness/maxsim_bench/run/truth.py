@@ -177,8 +177,11 @@ class SearchTruth:
             stop = min(start + step, documents)
             here = move(_stretch(inputs, start, stop))
             parts += results(reference.prepare(resized(forward, stop - start), here)())
+        assert cell.B is not None
         self.scores = torch.cat(parts, dim=1)
-        self.best = self.scores.topk(min(cell.k, documents), dim=1).values
+        if documents < cell.B:  # they fill the corpus again and again
+            self.scores = self.scores[:, torch.arange(cell.B, device=self.scores.device) % documents]
+        self.best = self.scores.topk(min(cell.k, cell.B), dim=1).values
         self.like = [self.best]
 
     def judge(self, output: object, tolerance: float) -> Verdict:

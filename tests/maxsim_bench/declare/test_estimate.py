@@ -79,6 +79,9 @@ def test_a_search_fills_host_memory_and_copies_it_and_materialises_nothing() -> 
     timing = Timing(seconds=1.0, min_samples=2, max_samples=2, timeout_s=900.0)
     plan = Plan(planned=[Planned(cell=pages, backends=("search", "search_int8"))], left_out=[])
     assert plan_seconds(plan, timing) == pytest.approx(2 * (0.5 + 26.2 + 7 * 26.2 / 25), rel=0.01)
+    block = pages.model_copy(update={"variant": "drawn=10000"})
+    plan = Plan(planned=[Planned(cell=block, backends=("search", "search_int8"))], left_out=[])
+    assert plan_seconds(plan, timing) == pytest.approx(2 * (0.5 + 2.62 + 7 * 26.2 / 25), rel=0.01), "copied whole"
 
 
 def test_a_plan_counts_no_backend_for_longer_than_it_may_take() -> None:

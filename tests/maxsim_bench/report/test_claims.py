@@ -380,6 +380,25 @@ def test_ours_answers_for_the_published_implementation_only_where_it_says_why(pa
                 assert not (own and others), (table, name)
 
 
+@pytest.mark.parametrize("own_pages", ["oom", "none"])
+def test_a_corpus_larger_than_host_memory_is_judged_by_the_block_that_is_repeated(
+    paper: Paper, made: Any, own_pages: str
+) -> None:
+    """As published; a row that says that half a million pages of their own do not fit is no answer beside it."""
+    sizes = {"op": "search", "B": 500000, "Lq": 1024, "Ld": 1024, "k": 10, "timing_policy": "host"}
+    repeated = made.cell("out_of_core", **sizes, variant="drawn=20000;host=pageable")
+    own = made.cell("out_of_core", **sizes, variant="host=pageable")
+    row = made.modelled(repeated, "fused").model_copy(update={"peak_extra_bytes": 528_527_872, "backend": "search"})
+    full = row.model_copy(
+        update={"cell": own, "status": "oom", "error": "131.1 GB", "latency_ms": None, "peak_extra_bytes": None}
+    )
+    results = made.results([row, full] if own_pages == "oom" else [row])
+    [peak] = [c for c in paper.claims if c.paper_element == "tab:ooc" and (c.B, c.metric) == (500_000, "peak_gb")]
+    told = verdict(peak, paper, results)
+    assert (told.verdict, told.measured) == ("better", "0.5285")
+    assert told.cell == repeated.hash()
+
+
 def test_verdicts_by_ours_are_counted_apart_in_every_summary(paper: Paper, made: Any) -> None:
     at = made.cell(
         "out_of_core", op="search", B=100000, Lq=1024, Ld=1024, k=10, timing_policy="host", variant="host=pageable"
