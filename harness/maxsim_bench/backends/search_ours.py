@@ -84,7 +84,7 @@ class Search:
             per: Literal["token", "document"] = "token" if self.quantiser.endswith("token") else "document"
             held = [_quantised(piece, per, q.device) for piece in pieces]
         # the documents that were drawn again and again, the last time as many as are left
-        corpus = held[0] if cell.B == d.count else [held[0]] * (cell.B // d.count) + held[1:]
+        corpus = held[0] if d.count == cell.B else [held[0]] * (cell.B // d.count) + held[1:]
         if self.rescore:
             return lambda: search(q, corpus, k, rescore=True, originals=d, depth=_DEPTH)
         return lambda: search(q, corpus, k)
