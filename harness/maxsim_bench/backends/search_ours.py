@@ -76,18 +76,24 @@ class Search:
         q, d = token_batches(inputs)
         assert isinstance(q, TokenBatch)
         assert isinstance(d, TokenBatch)
-        rest = cell.B % d.count
-        pieces = [d, *([token_batches(replace(inputs, D=inputs.D[:rest]))[1]] if rest else [])]
-        if self.quantiser is None:
-            held = pieces
-        else:
-            per: Literal["token", "document"] = "token" if self.quantiser.endswith("token") else "document"
-            held = [_quantised(piece, per, q.device) for piece in pieces]
-        # the documents that were drawn again and again, the last time as many as are left
-        corpus = held[0] if d.count == cell.B else [held[0]] * (cell.B // d.count) + held[1:]
+        held = self._held(d, q.device)
         if self.rescore:
-            return lambda: search(q, corpus, k, rescore=True, originals=d, depth=_DEPTH)
-        return lambda: search(q, corpus, k)
+            return lambda: search(q, held, k, rescore=True, originals=d, depth=_DEPTH)
+        if d.count == cell.B:
+            return lambda: search(q, held, k)
+        # the documents that were drawn again and again, the last time as many as are left
+        blocks = [held] * (cell.B // d.count)
+        if rest := cell.B % d.count:
+            _, first = token_batches(replace(inputs, D=inputs.D[:rest]))
+            assert isinstance(first, TokenBatch)
+            blocks.append(self._held(first, q.device))
+        return lambda: search(q, blocks, k)
+
+    def _held(self, d: TokenBatch, device: torch.device) -> TokenBatch | QuantizedTokens:
+        """The documents as they are searched."""
+        if self.quantiser is None:
+            return d
+        return _quantised(d, "token" if self.quantiser.endswith("token") else "document", device)
 
     def document_bytes(self, cell: Cell, tokens: int, documents: int) -> float:
         """Bytes of the corpus as scanned (embeddings, or codes and 4 for each fp32 scale) and of what is rescored.
