@@ -5,6 +5,7 @@ Room: `measure`. Imports nothing else of ours. Whoever needs a time asks this ro
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ Policy = Literal["cold_l2", "clean_l2", "warm_l2", "graph", "host"]
 
 _DEFAULT_L2 = 64 << 20  # bytes, where the driver does not say; larger than the L2 of any card before Hopper
 _SPIN_LIMIT_MS = 60.0
-_OUTLASTS_MS = 1.0  # on the device; shorter calls get a lead each, and so do those that the host may have held up
+_LEAST_LEAD_MS = 0.5
+_FIRST_DISPATCH_MS = 0.1  # of a call while none was seen
 
 
 def seconds() -> float:
@@ -104,8 +106,7 @@ class EventMeter:
         self._flush = torch.empty(2 * size // 8, dtype=torch.int64, device="cuda") if empties else None
         self._reads_back = policy == "clean_l2"
         self._events: list[Any] = []
-        self._enqueue_ms = 0.1  # host time a call, refined by every block
-        self._device_ms = 0.0  # least device time of a call in the last block
+        self._pace = Pace()
         self._cycles_per_ms = self._calibrate()
 
     def _calibrate(self) -> float:
@@ -127,10 +128,10 @@ class EventMeter:
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
 
-    def _lead(self, calls: int) -> Any:
-        """Keep the stream busy while the host enqueues so many calls; the event at the end of that."""
+    def _lead(self, calls: Sequence[Callable[[], object]]) -> Any:
+        """Keep the stream busy while the host enqueues these calls; the event at the end of that."""
         lead = self._torch.cuda.Event()
-        self._torch.cuda._sleep(int(lead_ms(calls, self._enqueue_ms, self._device_ms) * self._cycles_per_ms))
+        self._torch.cuda._sleep(int(self._pace.lead_ms(calls) * self._cycles_per_ms))
         lead.record()
         return lead
 
@@ -139,10 +140,10 @@ class EventMeter:
         errors: list[Exception | None] = []
         starved: list[bool] = []
         host_ms: list[float] = []
-        before = self._lead(len(calls))
-        for call, (start, end) in zip(calls, pairs, strict=True):
+        before = self._lead(calls)
+        for i, (call, (start, end)) in enumerate(zip(calls, pairs, strict=True)):
             if before.query():  # the device has nothing left to do
-                self._lead(len(calls) - len(errors))
+                self._lead(calls[i:])
             began = time.perf_counter_ns()
             if self._flush is not None:
                 self._flush.zero_()
@@ -158,34 +159,63 @@ class EventMeter:
             host_ms.append((time.perf_counter_ns() - began) / 1e6)
             starved.append(bool(start.query()))
             before = end
-        # a call that waited for the device took the host longer than its dispatch
-        ahead = [ms for ms, waited in zip(host_ms, starved, strict=True) if not waited] or host_ms
-        if ahead:
-            self._enqueue_ms = 0.5 * self._enqueue_ms + 0.5 * sum(ahead) / len(ahead)
         self._torch.cuda.synchronize()
         samples = [
             Sample(start.elapsed_time(end), None, waited) if error is None else Sample(float("nan"), error)
             for (start, end), error, waited in zip(pairs, errors, starved, strict=True)
         ]
-        self._device_ms = min((sample.ms for sample in samples if sample.error is None), default=0.0)
+        for call, ms, sample in zip(calls, host_ms, samples, strict=True):
+            self._pace.learn(call, ms, sample)
         return samples
 
 
-def lead_ms(calls: int, enqueue_ms: float, device_ms: float) -> float:
-    """How long to keep a stream busy before so many calls are enqueued, in milliseconds.
+@dataclass
+class _Known:
+    """Of one call: host time to enqueue it, and least time on the device without the host's, infinite until seen."""
 
-    A call on the device for twice as long as on the host outlasts the dispatch of the next one, and only the first
-    needs a lead. A call that appears to take as long on the device as on the host may be one that waited for the host:
-    it is given the whole lead.
+    host_ms: float
+    device_ms: float = math.inf
 
-    Args:
-        calls: of the block.
-        enqueue_ms: host time of a call, as the last blocks had it.
-        device_ms: least device time of a call in the last block: under the shortest, too, the next is to be enqueued.
-    """
-    if device_ms > max(_OUTLASTS_MS, 2 * enqueue_ms):
-        return 1.5 * max(_OUTLASTS_MS, enqueue_ms)
-    return min(1.5 * enqueue_ms * calls, _SPIN_LIMIT_MS)
+
+class Pace:
+    """What host and device take for each call, as far as a meter has seen it, and the lead that follows."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, _Known] = {}  # by the call's id; whoever is timed keeps the calls alive
+
+    def lead_ms(self, calls: Sequence[Callable[[], object]]) -> float:
+        """How long to keep a stream busy before these calls are enqueued, so that the device begins none too early.
+
+        The device begins a call after the lead and the calls before it; by then the host is to be through with it, half
+        as much time again allowed.
+        """
+        times = [known.host_ms for known in self._known.values()]
+        typical = _Known(sum(times) / len(times) if times else _FIRST_DISPATCH_MS)
+        lead = host = device = 0.0
+        for call in calls:
+            known = self._known.get(id(call), typical)
+            host += 1.5 * known.host_ms
+            lead = max(lead, host - device)
+            device += known.device_ms if known.device_ms < math.inf else 0.0
+        return min(max(lead, _LEAST_LEAD_MS), _SPIN_LIMIT_MS)
+
+    def learn(self, call: Callable[[], object], host_ms: float, sample: Sample) -> None:
+        """Take in what the host took for a call, and its sample.
+
+        That is the dispatch of one that was not starved. One that always is may wait for the device in between: the
+        least that the host took bounds its dispatch.
+        """
+        if sample.error is not None:
+            return
+        known = self._known.setdefault(id(call), _Known(math.inf))
+        ahead = known.device_ms < math.inf
+        if not sample.starved:
+            known.host_ms = 0.5 * (known.host_ms + host_ms) if ahead else host_ms
+            known.device_ms = min(known.device_ms, sample.ms)
+        elif ahead:  # the host is slower than before
+            known.host_ms = max(known.host_ms, min(host_ms, 2 * known.host_ms))
+        else:
+            known.host_ms = min(known.host_ms, host_ms)
 
 
 def l2_bytes() -> int | None:
