@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from maxsim_bench.backends.base import Backend
 from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.encoders import encoder_flops
 from maxsim_bench.declare.estimate import DTYPE_BYTES
 from maxsim_bench.declare.experiment import VARIANT, axis_of
 
@@ -43,7 +44,8 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
 
     Every query has Lq tokens. `forward` multiplies 2 · Lq · d for each query and each token of the documents it meets:
     2 · Nq · Lq · Σ Ld · d for pairing "all". `search` writes k scores and numbers a query instead of all scores.
-    `training_step` adds the gradients of the winning tokens and writes both. Documents of a quantised cell are one byte
+    `training_step` adds the gradients of the winning tokens and writes both; a complete one what its encoder multiplies,
+    while of bytes only the embeddings' are counted. Documents of a quantised cell are one byte
     an element; scales are left out. What a backend makes of it is `work_served`.
 
     Args:
@@ -64,7 +66,7 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
     written = pairs * _SCORE if cell.k is None else Nq * cell.k * (_SCORE + _NUMBER)
     bytes_min = float(query_bytes + document_bytes + written)
     if cell.op == "training_step":
-        flops += _GRADIENT_SIDES * 2.0 * pairs * Lq * d
+        flops += _GRADIENT_SIDES * 2.0 * pairs * Lq * d + encoder_flops(cell)
         bytes_min += query_bytes + document_bytes  # the gradients have the shape and dtype of the inputs
     return Work(flops, bytes_min, pairs, unit_of(cell))
 

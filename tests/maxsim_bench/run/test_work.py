@@ -52,6 +52,18 @@ def test_a_training_step_adds_sparse_gradients_and_writes_both(make_cell: Callab
     assert step.bytes_min - forward.bytes_min == (2 * 4 + 3 * 5) * 8 * 4
 
 
+@pytest.mark.parametrize(("checkpoint", "passes"), [("false", 3), ("true", 4)])
+def test_a_complete_step_multiplies_its_encoders_weights_too(
+    make_cell: Callable[..., Cell], checkpoint: str, passes: int
+) -> None:
+    """Of BERT: 84 934 656 weights for each token of a query, a positive and a negative; bytes are the embeddings'."""
+    sizes = {"op": "training_step", "Nq": 2, "B": 2, "Lq": 4, "Ld": 6, "d": 128, "dtype": "bf16"}
+    scores = work_of(make_cell(**sizes))
+    step = work_of(make_cell(**sizes, variant=f"checkpoint={checkpoint};encoder=bert-base"))
+    assert step.flops - scores.flops == 2 * 84_934_656 * (2 * 4 + 2 * 2 * 6) * passes
+    assert step.bytes_min == scores.bytes_min
+
+
 @pytest.mark.parametrize(
     ("axes", "unit"),
     [
