@@ -44,9 +44,9 @@ def work_of(cell: Cell, d_lengths: Sequence[int] | None = None) -> Work:
 
     Every query has Lq tokens. `forward` multiplies 2 · Lq · d for each query and each token of the documents it meets:
     2 · Nq · Lq · Σ Ld · d for pairing "all". `search` writes k scores and numbers a query instead of all scores.
-    `training_step` adds the gradients of the winning tokens and writes both; a complete one what its encoder multiplies,
-    while of bytes only the embeddings' are counted. Documents of a quantised cell are one byte
-    an element; scales are left out. What a backend makes of it is `work_served`.
+    `training_step` adds the gradients of the winning tokens and writes both; a complete one also what its encoder
+    multiplies, while of bytes only the embeddings' are counted. Documents of a quantised cell are one byte an element;
+    scales are left out. What a backend makes of it is `work_served`.
 
     Args:
         cell: with Nq, B, Lq, Ld, d and dtype set.
