@@ -158,7 +158,7 @@ def _told(path: str, row: Row, width: int) -> str:
     """One line: the row's time, the file that holds it, where and when it was measured, whether the host is in it."""
     when = f", {row.measured_at[:16].replace('T', ' ')} UTC" if row.measured_at else ""
     where = f", environment {row.environment_id}" if row.environment_id else ""
-    starved = json.loads(row.extra or "{}").get("starved_percent", 0)
+    starved = json.loads(row.extra or "{}").get("starved_samples_percent", 0)
     told = isinstance(starved, int | float) and starved > STARVED_PERCENT
-    held = f"; the device waited for the host in {starved:.0f} % of the samples" if told else ""
+    held = f"; {starved:.0f} % of the samples began before the host was through: they may hold waits" if told else ""
     return f"  {row.backend:<{width}} {outcome(row)}  ({path}, version {row.backend_version}{where}{when}){held}"

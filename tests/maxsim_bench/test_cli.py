@@ -361,13 +361,16 @@ def test_show_tells_the_newest_row_of_a_backend_from_those_it_replaced(invoke: I
 
 def test_show_sets_backends_in_a_column_and_says_where_the_host_is_in_a_time(invoke: Invoke) -> None:
     (plan,) = json.loads(invoke("plan", "--gpu", "h200", "--where", "B=1", "--json").output)
-    row = tiny_row(cell=plan["planned"][0]["cell"], extra=json.dumps({"starved_percent": 1.5}))
-    waits = row.model_copy(update={"backend": "train_flash_atomic", "extra": json.dumps({"starved_percent": 97.0})})
+    row = tiny_row(cell=plan["planned"][0]["cell"], extra=json.dumps({"starved_samples_percent": 5.0}))
+    waits = row.model_copy(
+        update={"backend": "train_flash_atomic", "extra": json.dumps({"starved_samples_percent": 5.5})}
+    )
     Store("results/h200/tiny.csv").append([row, waits])
     where = "(results/h200/tiny.csv, version v)"
     assert invoke("show", HASHES[0]).output.splitlines()[2:-1] == [
         f"  eager              0.5 ms  {where}",
-        f"  train_flash_atomic 0.5 ms  {where}; the device waited for the host in 97 % of the samples",
+        f"  train_flash_atomic 0.5 ms  {where}; "
+        "6 % of the samples began before the host was through: they may hold waits",
     ]
 
 

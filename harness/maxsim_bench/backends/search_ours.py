@@ -59,8 +59,8 @@ class Search:
             return f"searches {self.quantiser or 'embeddings as given'}, the cell asks for {cell.quantiser}"
         if cell.pairing not in (None, "all"):
             return "searches one corpus for all queries"
-        if self.rescore and drawn_documents(cell) != cell.B:
-            return "scores the best again from one batch of originals, and a repeated block is none"
+        if drawn_documents(cell) != cell.B and (self.rescore or cell.layout not in (None, "dense")):
+            return "repeats documents (variant drawn) that are dense, and without scoring the best again"
         return None
 
     def tolerance(self, cell: Cell) -> float:

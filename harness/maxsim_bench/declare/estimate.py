@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.encoders import encoder_flops
-from maxsim_bench.declare.experiment import VARIANT, Plan, Timing, axis_of
+from maxsim_bench.declare.experiment import DRAWN, Plan, Timing, axis_of
 
 DTYPE_BYTES = {"fp16": 2, "bf16": 2, "fp32": 4}
 # Start-up, inputs, the correctness checks and the memory pass: about this much beside the samples.
@@ -85,12 +85,11 @@ def pairs(cell: Cell) -> int:
 
 
 def drawn_documents(cell: Cell) -> int:
-    """Documents that are drawn for the corpus of a search: B, or as many as variant `drawn` says, which fill it again.
+    """Documents that are drawn for the corpus of a search: B, or as many as variant `drawn` says, again and again.
 
     Half a million pages of 1024 tokens are 131 GB, and the published corpora of such sizes are one block, repeated.
     """
-    B = cell.B or 0
-    return min(B, int(axis_of(cell, VARIANT + "drawn") or B))
+    return int(axis_of(cell, DRAWN) or cell.B or 0)
 
 
 def mean_length(cell: Cell) -> float:
@@ -101,9 +100,9 @@ def mean_length(cell: Cell) -> float:
 
 
 def input_bytes(cell: Cell) -> int:
-    """Bytes of Q and D as the cell gives them (padding included, unless packed)."""
+    """Bytes of Q and D as the cell gives them (padding included, unless packed), repeated documents once."""
     size = DTYPE_BYTES[cell.dtype or "fp32"] * (cell.d or 0)
-    documents = pairs(cell) if cell.pairing == "candidates" else (cell.B or 0)
+    documents = pairs(cell) if cell.pairing == "candidates" else drawn_documents(cell)
     rows = mean_length(cell) if cell.layout == "packed" else float(cell.Ld or 0)
     return int(size * ((cell.Nq or 0) * (cell.Lq or 0) + documents * rows))
 
@@ -126,7 +125,8 @@ def call_seconds(cell: Cell) -> float:
     gpu = known_gpus().get(cell.gpu) or known_gpus()["l4"]  # an unknown card: the slowest known one
     rate = {"fp16": gpu.fp16_tflops, "bf16": gpu.bf16_tflops, "fp32": gpu.fp32_tflops}[cell.dtype or "fp32"] * 1e12
     if cell.op == "search":
-        return max(flops(cell) / rate, input_bytes(cell) / (HOST_COPY_GBS * 1e9)) + 1e-5
+        copied = input_bytes(cell) * (cell.B or 0) / max(1, drawn_documents(cell))
+        return max(flops(cell) / rate, copied / (HOST_COPY_GBS * 1e9)) + 1e-5
     work = 3.0 if cell.op == "training_step" else 1.0
     encoding = encoder_flops(cell) / (ENCODER_SHARE * gpu.bf16_tflops * 1e12)
     moved = (2 * eager_bytes(cell) + input_bytes(cell)) / (gpu.bandwidth_gbs * 1e9)
@@ -140,8 +140,7 @@ def plan_seconds(plan: Plan, timing: Timing) -> float:
         call = call_seconds(planned.cell)
         samples = max(timing.min_samples * call, min(timing.seconds, timing.max_samples * call))
         calls = ENCODER_CALLS if encoder_flops(planned.cell) else CALLS
-        drawn = planned.cell.model_copy(update={"B": drawn_documents(planned.cell)})
-        fill = input_bytes(drawn) / (HOST_FILL_GBS * 1e9) if planned.cell.op == "search" else 0.0
+        fill = input_bytes(planned.cell) / (HOST_FILL_GBS * 1e9) if planned.cell.op == "search" else 0.0
         for backend in planned.backends:
             needed = timing.setup_seconds.get(backend, 0.0) + OVERHEAD_S + fill + calls * call + samples
             total += min(needed, timing.timeout_s)

@@ -32,6 +32,7 @@ FAILURES = frozenset({"incorrect", "oom", "error", "timeout", "crash"})
 # What a grid may vary: every field of a cell but the two that the experiment as a whole decides.
 AXES = tuple(name for name in Cell.model_fields if name not in ("experiment", "op", "variant"))
 VARIANT = "variant."
+DRAWN = VARIANT + "drawn"  # how many documents are drawn, of which a search's corpus of B is made by repetition
 
 # The caps that the paper's figures call 40 GB and 80 GB: the usable bytes of its two A100 cards.
 NAMED_CAPS = {"40GB": 42_400_000_000, "80GB": 85_000_000_000}
@@ -71,6 +72,8 @@ def axis_value(axis: str, value: Any) -> Any:
     """`value` as the cell's field `axis` types it; "none" leaves the axis unused. Raises ValueError with the reason."""
     if value == "none":
         return None
+    if axis == DRAWN and not (str(value).isdecimal() and int(value) > 0):
+        raise ValueError("a number of documents is a whole number, at least 1")
     if axis.startswith(VARIANT):
         if isinstance(value, (str, int, float)) and not set(str(value)) & {";", "="}:
             return str(value).lower() if isinstance(value, bool) else str(value)

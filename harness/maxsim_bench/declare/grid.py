@@ -10,8 +10,9 @@ from itertools import product
 from typing import Any
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.declare.estimate import capacity, input_bytes, known_gpus
+from maxsim_bench.declare.estimate import capacity, drawn_documents, input_bytes, known_gpus
 from maxsim_bench.declare.experiment import (
+    DRAWN,
     PROFILES,
     VARIANT,
     DeclarationError,
@@ -20,6 +21,7 @@ from maxsim_bench.declare.experiment import (
     LeftOut,
     Plan,
     Planned,
+    axis_of,
     axis_value,
     matches,
     split_axes,
@@ -111,7 +113,9 @@ def _acting(experiment: Experiment, cell: Cell) -> list[LeaveOut]:
 
 
 def _unfit(experiment: Experiment, cell: Cell) -> str | None:
-    """Why no backend could run the cell, if its inputs alone take more memory than there is."""
+    """Why the cell is none of its own, or no backend could run it: its inputs alone take more memory than there is."""
+    if axis_of(cell, DRAWN) is not None and (cell.op != "search" or drawn_documents(cell) >= (cell.B or 0)):
+        return f"{experiment.source}: axes: {DRAWN} is for searches of more documents than are drawn"
     room = capacity(cell)
     needed = input_bytes(cell)
     if experiment.unfit == "leave_out" and room is not None and needed > room:

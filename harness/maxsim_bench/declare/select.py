@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -138,14 +139,14 @@ def _plain(text: str) -> str:
 
 def _typed(axis: str, text: str) -> Any:
     """The text as a value that a condition takes: numbers where the axis has them, "none" for an unused axis."""
-    if text == "none" or axis.startswith(VARIANT):
+    if text == "none":
         return text
     if axis == "memory_cap":
         return axis_value(axis, text)
-    try:
-        value: Any = int(text)
-    except ValueError:
-        value = text
+    value: Any = text
+    if not axis.startswith(VARIANT):
+        with suppress(ValueError):
+            value = int(text)
     try:
         axis_value(axis, value)
     except ValueError as error:

@@ -15,9 +15,11 @@ from typing import Any, Literal, Protocol
 Policy = Literal["cold_l2", "clean_l2", "warm_l2", "graph", "host"]
 
 _DEFAULT_L2 = 64 << 20  # bytes, where the driver does not say; larger than the L2 of any card before Hopper
+# Choices, not measurements: too short a lead is told by `Sample.starved`, too long a one takes time and nothing else.
 _SPIN_LIMIT_MS = 60.0
 _LEAST_LEAD_MS = 0.5
 _FIRST_DISPATCH_MS = 0.1  # of a call while none was seen
+_TRIES = 4  # longer leads for a call that was never enqueued in time
 
 
 def seconds() -> float:
@@ -89,8 +91,8 @@ class EventMeter:
 
     Before a block the stream is kept busy for about as long as the host needs to enqueue it: without that lead an event
     pair around a kernel shorter than its dispatch measures the gap that the host leaves. It is given another lead where
-    it ran dry in between: a call that waits for the device itself would otherwise charge the calls after it, which may
-    be another backend's, with their dispatch. What the host does inside of a call stays in its time.
+    the device caught up with the host: a call that waits for the device itself would otherwise charge the calls after
+    it, which may be another backend's, with their dispatch. What the host does inside of a call stays in its time.
 
     Under `cold_l2` and `clean_l2` a buffer of twice the L2 is overwritten before every call, outside its events, so
     that nothing of the inputs is in the cache. What was written last still is, in lines that memory does not have yet:
@@ -128,22 +130,21 @@ class EventMeter:
     def synchronize(self) -> None:
         self._torch.cuda.synchronize()
 
-    def _lead(self, calls: Sequence[Callable[[], object]]) -> Any:
-        """Keep the stream busy while the host enqueues these calls; the event at the end of that."""
-        lead = self._torch.cuda.Event()
-        self._torch.cuda._sleep(int(self._pace.lead_ms(calls) * self._cycles_per_ms))
-        lead.record()
-        return lead
+    def _lead(self, calls: Sequence[Callable[[], object]]) -> int:
+        """Keep the stream busy while the host enqueues the first of these calls; how many the lead is for."""
+        ms, covered = self._pace.lead(calls)
+        self._torch.cuda._sleep(int(ms * self._cycles_per_ms))
+        return covered
 
     def block(self, calls: Sequence[Callable[[], object]]) -> list[Sample]:
         pairs = self._event_pairs(len(calls))
         errors: list[Exception | None] = []
         starved: list[bool] = []
         host_ms: list[float] = []
-        before = self._lead(calls)
+        covered = 0
         for i, (call, (start, end)) in enumerate(zip(calls, pairs, strict=True)):
-            if before.query():  # the device has nothing left to do
-                self._lead(calls[i:])
+            if i >= covered or starved[-1]:  # the device has caught up with the host, or may have
+                covered = i + self._lead(calls[i:])
             began = time.perf_counter_ns()
             if self._flush is not None:
                 self._flush.zero_()
@@ -158,7 +159,6 @@ class EventMeter:
             end.record()
             host_ms.append((time.perf_counter_ns() - began) / 1e6)
             starved.append(bool(start.query()))
-            before = end
         self._torch.cuda.synchronize()
         samples = [
             Sample(start.elapsed_time(end), None, waited) if error is None else Sample(float("nan"), error)
@@ -171,51 +171,71 @@ class EventMeter:
 
 @dataclass
 class _Known:
-    """Of one call: host time to enqueue it, and least time on the device without the host's, infinite until seen."""
+    """Of one call that was seen.
 
-    host_ms: float
+    Attributes:
+        call: itself, so that its id is nobody else's.
+        host_ms: to enqueue it.
+        device_ms: the least on the device of a sample that was not starved, infinite while there is none.
+        least_ms: that the host took while there was none.
+        tries: samples since then that were starved for all that.
+    """
+
+    call: Callable[[], object]
+    host_ms: float = math.inf
     device_ms: float = math.inf
+    least_ms: float = math.inf
+    tries: int = 0
 
 
 class Pace:
     """What host and device take for each call, as far as a meter has seen it, and the lead that follows."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}  # by the call's id; whoever is timed keeps the calls alive
+        self._known: dict[int, _Known] = {}  # by the call's id
 
-    def lead_ms(self, calls: Sequence[Callable[[], object]]) -> float:
-        """How long to keep a stream busy before these calls are enqueued, so that the device begins none too early.
+    def lead(self, calls: Sequence[Callable[[], object]]) -> tuple[float, int]:
+        """How long to keep a stream busy before calls are enqueued, in ms, so that the device begins none too early.
 
         The device begins a call after the lead and the calls before it; by then the host is to be through with it, half
-        as much time again allowed.
+        as much time again allowed. Behind a call that was never enqueued in time the stream may be empty whatever the
+        lead is, so it is for the calls up to the first such one, whose number is returned too.
         """
         times = [known.host_ms for known in self._known.values()]
-        typical = _Known(sum(times) / len(times) if times else _FIRST_DISPATCH_MS)
+        typical = sum(times) / len(times) if times else _FIRST_DISPATCH_MS
         lead = host = device = 0.0
+        covered = 0
         for call in calls:
-            known = self._known.get(id(call), typical)
-            host += 1.5 * known.host_ms
+            known = self._known.get(id(call))
+            host += 1.5 * (typical if known is None else known.host_ms)
             lead = max(lead, host - device)
-            device += known.device_ms if known.device_ms < math.inf else 0.0
-        return min(max(lead, _LEAST_LEAD_MS), _SPIN_LIMIT_MS)
+            covered += 1
+            if known is not None and known.device_ms == math.inf:
+                break
+            device += 0.0 if known is None else known.device_ms
+        return min(max(lead, _LEAST_LEAD_MS), _SPIN_LIMIT_MS), covered
 
     def learn(self, call: Callable[[], object], host_ms: float, sample: Sample) -> None:
         """Take in what the host took for a call, and its sample.
 
-        That is the dispatch of one that was not starved. One that always is may wait for the device in between: the
-        least that the host took bounds its dispatch.
+        That is the dispatch of one that was not starved; it may have been held up by a full queue, so that less counts
+        for more. One that was starved may need a longer lead, or wait for the device itself: a longer one is tried, and
+        given up after some tries.
         """
         if sample.error is not None:
             return
-        known = self._known.setdefault(id(call), _Known(math.inf))
+        known = self._known.setdefault(id(call), _Known(call))
         ahead = known.device_ms < math.inf
         if not sample.starved:
-            known.host_ms = 0.5 * (known.host_ms + host_ms) if ahead else host_ms
+            rises = ahead and host_ms > known.host_ms
+            known.host_ms = 0.9 * known.host_ms + 0.1 * host_ms if rises else host_ms
             known.device_ms = min(known.device_ms, sample.ms)
         elif ahead:  # the host is slower than before
             known.host_ms = max(known.host_ms, min(host_ms, 2 * known.host_ms))
         else:
-            known.host_ms = min(known.host_ms, host_ms)
+            known.least_ms = min(known.least_ms, host_ms)
+            known.tries += 1
+            known.host_ms = min(host_ms, 2 * known.host_ms) if known.tries <= _TRIES else known.least_ms
 
 
 def l2_bytes() -> int | None:

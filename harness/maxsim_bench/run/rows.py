@@ -118,7 +118,7 @@ def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> d
             {
                 "capped": timing.capped,
                 "input_sets": frame.sets,
-                "starved_percent": round(timing.starved_percent, 1),
+                **({} if timing.policy == "host" else {"starved_samples_percent": round(timing.starved_percent, 1)}),
                 "timing_policy": timing.policy,
                 **_share_of_library(frame.work.get(backend), frame.ceilings, ms),
                 **_share_of_copy(frame.work.get(backend), frame.ceilings, ms),

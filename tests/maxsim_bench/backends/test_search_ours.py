@@ -30,11 +30,11 @@ def digits(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", ["search", "search_int8"])
-@pytest.mark.parametrize("drawn", [1, 100, 130, 299, 300, 500])
+@pytest.mark.parametrize("drawn", [1, 100, 130, 299, 300])
 def test_a_repeated_corpus_is_searched_like_one_that_holds_every_copy(name: str, drawn: int) -> None:
     backend, cell = registry.get(name), repeating(drawn)
     inputs = draw_inputs(cell, "cpu", 0)
-    assert len(inputs.D) == drawn_documents(cell) == min(drawn, 300)
+    assert len(inputs.D) == drawn_documents(cell) == drawn
     inputs = replace(inputs, Q=digits(3, 5, 16), D=digits(*inputs.D.shape))
     copies = replace(inputs, D=torch.cat([inputs.D] * (300 // len(inputs.D) + 1))[:300])
     scores, numbers = cast("Any", backend.prepare(cell, inputs)())
@@ -56,7 +56,23 @@ def test_who_leaves_a_part_of_a_repeated_corpus_out_is_wrong(drawn: int, read: i
     assert "better documents were missed" in str(known.judge(short(), 1e-5).wrong)
 
 
-def test_what_is_scored_again_cannot_be_a_repeated_block() -> None:
-    rescored = registry.get("search_int8_rescored")
-    assert "repeated block" in str(rescored.supports(repeating(130), "cpu"))
-    assert rescored.supports(repeating(300), "cpu") is None
+@pytest.mark.parametrize(("k", "caught"), [(10, False), (250, True)])
+def test_as_many_results_as_ten_documents_have_copies_tell_that_a_part_was_not_read(k: int, caught: bool) -> None:
+    """25 copies of each document: the best ten are of one, and any ten of its copies are as good."""
+    cell = repeating(200).model_copy(update={"B": 5000, "k": k})
+    inputs = draw_inputs(cell, "cpu", 0)
+    known = truth_of(cell, inputs, registry.get("reference"))
+    most = registry.get("search").prepare(cell.model_copy(update={"B": 4800}), inputs)
+    assert (known.judge(most(), 1e-5).wrong is not None) == caught
+
+
+@pytest.mark.parametrize(("name", "layout"), [
+    ("search_int8_rescored", "dense"), ("search", "packed"), ("search", "masked"), ("search_int8", "packed"),
+])  # fmt: skip
+def test_what_cannot_be_repeated_is_refused(name: str, layout: str) -> None:
+    backend, other = (
+        registry.get(name),
+        {"layout": layout, "length_distribution": None if layout == "dense" else "uniform:1:7"},
+    )
+    assert "variant drawn" in str(backend.supports(repeating(130).model_copy(update=other), "cpu"))
+    assert backend.supports(CELL.model_copy(update=other), "cpu") is None

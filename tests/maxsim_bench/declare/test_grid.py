@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from maxsim_bench.declare.cell import Cell
-from maxsim_bench.declare.experiment import AllowedFailure, Experiment, LeaveOut, axis_of
+from maxsim_bench.declare.experiment import DRAWN, AllowedFailure, Experiment, LeaveOut, axis_of, axis_value
 from maxsim_bench.declare.grid import expand
 
 sizes = st.lists(st.integers(1, 64), min_size=1, max_size=3, unique=True)
@@ -114,6 +114,21 @@ def test_a_cell_whose_inputs_exceed_the_card_is_left_out_with_the_sizes() -> Non
     assert [p.cell.B for p in plan.planned] == [10]
     assert "262.1 GB, and on a100-40gb there are 42.4 GB. Lower B" in plan.left_out[0].why
     assert len(experiment(**big, unfit="run").cells("a100-40gb")) == 2
+
+
+def test_only_a_search_of_more_documents_than_are_drawn_repeats_them() -> None:
+    """With all drawn it is the cell without, under a second name; other operators have no corpus."""
+    axes = {"B": [100, 101], "Ld": 8, "Lq": 2, "Nq": 1, "d": 8, "dtype": "fp16", "variant": {"drawn": ["none", 100]}}
+    plan = experiment(axes=axes, op="search").plan("h200")
+    assert [(p.cell.B, p.cell.variant) for p in plan.planned] == [(100, None), (101, None), (101, "drawn=100")]
+    assert "for searches of more documents than are drawn" in plan.left_out[0].why
+    assert [p.cell.variant for p in experiment(axes=axes).plan("h200").planned] == [None, None]
+
+
+@pytest.mark.parametrize("value", ["words", 1.5, True, 0, -5, "1e2", "", "²"])
+def test_documents_are_drawn_in_whole_numbers(value: Any) -> None:
+    with pytest.raises(ValueError, match="whole number, at least 1"):
+        axis_value(DRAWN, value)
 
 
 def test_a_constraint_is_idle_where_others_leave_out_all_that_it_matches() -> None:

@@ -59,6 +59,12 @@ def test_every_wrong_filter_is_told_at_once() -> None:
         f"--where Lq>8,16: '> 8,16' {NEITHER} Choose from {', '.join(sorted(AXES))}.",
         "--where Lq>=0: '>= 0': 0 never holds: input should be greater than or equal to 1.",
     ]
+    with pytest.raises(DeclarationError) as caught:
+        parse_where(["variant.drawn=0", "variant.loss!=a=b"])
+    assert caught.value.problems == [
+        "--where variant.drawn=0: variant.drawn = 0, but a number of documents is a whole number, at least 1.",
+        "--where variant.loss!=a=b: variant.loss = a=b, but a variant is a word or a number without ';' and '='.",
+    ]
 
 
 @pytest.mark.parametrize("where", ["Lq>dtype", "layout<=Lq", "dtype<layout", "variant.loss>Lq", "variant.loss>3"])
