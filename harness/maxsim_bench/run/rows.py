@@ -118,8 +118,8 @@ def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> d
             {
                 "capped": timing.capped,
                 "input_sets": frame.sets,
-                **({} if timing.policy == "host" else {"starved_samples_percent": round(timing.starved_percent, 1)}),
                 "timing_policy": timing.policy,
+                **_share_of_starved(timing),
                 **_share_of_library(frame.work.get(backend), frame.ceilings, ms),
                 **_share_of_copy(frame.work.get(backend), frame.ceilings, ms),
                 **{name: figure for name, figure in outcome.figures.items() if name not in columns},
@@ -156,6 +156,11 @@ def _rates(work: Work, ceilings: Ceilings | None, ms: float) -> dict[str, Any]:
     if near is not None:
         found["percent_of_ceiling"], found["ceiling"] = near
     return found
+
+
+def _share_of_starved(timing: Timing) -> dict[str, float]:
+    """`starved_samples_percent`, which the host's clock does not know."""
+    return {} if timing.policy == "host" else {"starved_samples_percent": round(timing.starved_percent, 1)}
 
 
 def _share_of_library(work: Work | None, ceilings: Ceilings | None, ms: float) -> dict[str, float]:

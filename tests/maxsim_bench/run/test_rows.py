@@ -9,7 +9,8 @@ import pytest
 
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.measure.ceilings import Ceilings
-from maxsim_bench.run.rows import _rates, _share_of_copy, _share_of_library
+from maxsim_bench.measure.timer import Timing
+from maxsim_bench.run.rows import _rates, _share_of_copy, _share_of_library, _share_of_starved
 from maxsim_bench.run.work import Work, work_of
 
 
@@ -29,6 +30,12 @@ def test_without_a_library_product_of_the_unit_nothing_is_said(make_cell: Callab
     assert _share_of_library(work, ceilings(matmul_fp16=760.0), 1.0) == {}
     assert _share_of_library(work, None, 1.0) == {}
     assert _share_of_library(None, ceilings(matmul_fp16=760.0), 1.0) == {}
+
+
+def test_samples_that_the_host_may_have_held_up_are_counted_where_events_timed_them() -> None:
+    timed = Timing("cold_l2", samples_ms=[1.0] * 8, starved=3)
+    assert _share_of_starved(timed) == {"starved_samples_percent": 37.5}
+    assert _share_of_starved(replace(timed, policy="host")) == {}
 
 
 STREAMED = Work(flops=16e9, bytes_min=5e8, pairs=6500, unit="fp16", host_bytes=5e8)
