@@ -1,8 +1,12 @@
-"""Rules for every test: a missing GPU or data set skips aloud, uninitialised memory is NaN, JAX keeps off the card."""
+"""Rules for every test.
+
+A missing GPU or data set skips aloud, uninitialised memory is NaN, JAX keeps off the card, Ctrl-C reaches a process.
+"""
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +17,11 @@ DATA_ENV = "MAXSIM_BENCH_DATA"
 
 # Tests of first stages import bm25s when they are collected; see `maxsim_bench.retrieve.rerank` for what that does.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+# A shell starts a job in the background with SIGINT ignored, which every process below inherits, those that a test
+# sends Ctrl-C to as well.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -60,7 +60,7 @@ def test_a_sweep_that_is_terminated_says_so_and_keeps_every_finished_row(tmp_pat
         time.sleep(0.02)
     assert running.poll() is None, running.communicate()
     running.send_signal(signal.SIGTERM)
-    _, told = running.communicate(timeout=60)
+    _, told = running.communicate(timeout=120)
     assert running.returncode == 1
     assert told.rstrip().endswith("Stopped. Every finished row is kept; the same command goes on from there.")
     rows = Store(store).rows()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,19 +72,21 @@ def test_a_step_that_takes_too_long_is_a_timeout_and_ends_its_backend_alone(tmp_
     assert rows[1].error == "no answer within 2 s"
 
 
-def interrupted(backend: str, gpu: str, device: str, sizes: Sequence[int]) -> Iterator[Step]:
-    """The second step does not end before Ctrl-C reaches who waits for it."""
+def interrupted(store: Path, backend: str, gpu: str, device: str, sizes: Sequence[int]) -> Iterator[Step]:
+    """The second step does not end before Ctrl-C reaches who waits for it, with the first in the store."""
     yield Step(sizes[0], "ok", 1, 1)
-    time.sleep(1.0)  # until it is a row
+    while not (store.exists() and Store(store).rows()):
+        time.sleep(0.05)
     os.kill(os.getppid(), signal.SIGINT)
     time.sleep(600)
 
 
 def test_what_was_finished_before_ctrl_c_stays_and_the_next_run_goes_on_behind_it(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(training_capacity, "BACKENDS", ("train_fused",))
+    store = tmp_path / "training_capacity.csv"
     with pytest.raises(KeyboardInterrupt):
-        run(CPU, tmp_path, 256, lambda line: None, interrupted)
-    assert [row.cell.B for row in Store(tmp_path / "training_capacity.csv").rows()] == [64]
+        run(CPU, tmp_path, 256, lambda line: None, partial(interrupted, store))
+    assert [row.cell.B for row in Store(store).rows()] == [64]
     rows = run(CPU, tmp_path, 256, lambda line: None, made_up)
     assert [(row.cell.B, row.peak_extra_bytes) for row in rows] == [(64, 1), (128, 128**2), (256, 256**2)]
 
@@ -104,7 +107,7 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     assert running.stdout is not None
     assert running.stdout.readline() == "climbing\n"
     os.killpg(running.pid, signal.SIGINT)
-    _, told = running.communicate(timeout=30)
+    _, told = running.communicate(timeout=120)
     assert running.returncode == 1
     assert told == "Stopped. Every finished row is kept; the same command goes on from there.\n"
 

@@ -58,6 +58,7 @@ class CellMeasurement:
         self.conditions = Conditions()
         self.work: dict[str, Work] = {}
         self.input_bytes: int | None = None
+        self.longest_document: int | None = None
         self.resident = self.elsewhere = 0  # bytes of a set on the device, and in host memory for a GPU
         self.sets = 0
 
@@ -70,7 +71,8 @@ class CellMeasurement:
                 self._no_room(error, self._ok())
         memory.forget_compiled()
         memory.settle(self.device)
-        frame = Frame(self.request, self.hello, self.work, self.input_bytes, self.sets, self.conditions)
+        shared = self.request, self.hello, self.work, self.input_bytes, self.longest_document
+        frame = Frame(*shared, self.sets, self.conditions)
         rows = [build_row(frame, name, outcome) for name, outcome in self.outcomes.items()]
         samples = {
             row.key: sample_record(self.outcomes[row.backend], self.conditions) for row in rows if row.status == "ok"
@@ -92,6 +94,7 @@ class CellMeasurement:
             self.resident = resident_bytes(inputs, self.device)
             self.elsewhere = self.input_bytes - self.resident
             lengths = None if inputs.d_lengths is None else inputs.d_lengths.flatten().tolist()
+            self.longest_document = max(lengths, default=0) if lengths is not None else None
             from_host = documents_cross(inputs, self.device)
             self.work = {
                 name: work_served(self.cell, b, lengths, from_host=from_host) for name, b in self.backends.items()

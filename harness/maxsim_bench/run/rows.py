@@ -54,12 +54,17 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Frame:
-    """What all rows of a cell share, and the work of the cell as each backend does it (by name)."""
+    """What all rows of a cell share, the work of the cell as each backend does it (by name) included.
+
+    Attributes:
+        longest_document: tokens, None where all have Ld.
+    """
 
     request: CellRequest
     hello: Hello
     work: dict[str, Work]
     input_bytes: int | None
+    longest_document: int | None
     sets: int
     conditions: Conditions
 
@@ -119,6 +124,7 @@ def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> d
                 "capped": timing.capped,
                 "input_sets": frame.sets,
                 "timing_policy": timing.policy,
+                **({} if frame.longest_document is None else {"longest_document": frame.longest_document}),
                 **_share_of_starved(timing),
                 **_share_of_library(frame.work.get(backend), frame.ceilings, ms),
                 **_share_of_copy(frame.work.get(backend), frame.ceilings, ms),

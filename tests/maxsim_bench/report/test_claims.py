@@ -910,7 +910,7 @@ def test_the_appendix_says_what_compares_across_cards(paper: Paper) -> None:
     words = {
         "memory": "peaks", "memory_ratio": "ratios of bytes", "traffic": "counted traffic",
         "fit": "whether a size fits", "traffic_ratio": "ratios of bytes", "error": "errors", "error_ratio": "errors",
-        "error_reduction": "errors",
+        "error_reduction": "errors", "draw": "lengths that were drawn",
         "arithmetic": "arithmetic", "rank_correlation": "rankings", "agreement": "rankings", "delta": "rankings",
         "quality": "rankings", "direction": "gradients", "training": "losses",
     }  # fmt: skip
@@ -1064,6 +1064,33 @@ def test_other_curves_answer_no_claim_and_neither_does_ours_for_the_package(pape
         assert (told.verdict, told.command) == (
             "not measured", "python -m maxsim_bench.training_curve --into results/local",
         )  # fmt: skip
+
+
+def test_lengths_that_were_drawn_are_no_better_on_either_side(paper: Paper, made: Any) -> None:
+    claims = [c for c in paper.claims if c.paper_element == "tab:varlen" and c.backend == "data"]
+    widest = {c.metric: c for c in claims if c.variants["bucket"] == "ragged"}
+    assert sorted(widest) == ["fill_ratio", "max_doc_len", "mean_doc_len"]
+
+    def verdicts(mean: float, longest: int | None) -> dict[str, Entry]:
+        cell = made.cell("varlen", Nq=1, Lq=32, Ld=512, layout="packed", length_distribution="lognormal:3.9:0.9:10:512")
+        row = made.modelled(cell, "fused").model_copy(
+            update={
+                "input_bytes": round(2 * 128 * (32 + 1000 * mean)),
+                "extra": None if longest is None else json.dumps({"longest_document": longest}),
+            }
+        )
+        return {metric: verdict(one, paper, made.results([row])) for metric, one in widest.items()}
+
+    for mean, expected in ((71.4, "holds"), (68.6, "holds"), (50.0, "differs"), (100.0, "differs")):
+        found = verdicts(mean, 512)
+        assert {m: e.verdict for m, e in found.items()} == {
+            "mean_doc_len": expected, "fill_ratio": expected, "max_doc_len": "holds",
+        }  # fmt: skip
+        assert float(found["mean_doc_len"].measured) == pytest.approx(mean, rel=1e-3)
+    before = verdicts(71.4, None)["max_doc_len"]
+    assert (before.verdict, before.why) == ("not measured", "the row's extra figures hold no longest_document")
+    assert before.command.startswith("maxsim-bench run varlen --profile paper")
+    assert before.command.endswith("--force")
 
 
 def test_training_claims_are_answered_under_their_own_loss(paper: Paper, made: Any) -> None:

@@ -101,7 +101,7 @@ def test_a_stop_ends_the_process_at_once_and_it_says_nothing(number: signal.Sign
             assert run.stdout is not None
             assert run.stdout.readline() == "working\n"
             (os.killpg if number == signal.SIGINT else os.kill)(run.pid, number)
-            _, told = run.communicate(timeout=20)  # ends only when nobody holds the pipes any more
+            _, told = run.communicate(timeout=120)  # ends only when nobody holds the pipes any more
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGKILL)

@@ -99,7 +99,7 @@ def test_a_worker_that_hangs_is_ended_in_time_and_gone(
     row = measure("hang", timeout_s=0.5)["hang"]
     assert row.status == "timeout"
     assert row.error == "nothing for 0.5 s during hang"
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60  # it would last an hour
     for pid in {int(line.split()[0]) for line in log()}:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)

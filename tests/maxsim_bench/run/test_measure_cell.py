@@ -107,6 +107,12 @@ def test_on_a_processor_memory_is_empty_and_not_zero(measure: Measure) -> None:
     assert row.input_bytes == (8 * 16 + 20 * 12 * 16) * 4
 
 
+def test_the_longest_of_ragged_documents_is_told(measure: Measure) -> None:
+    ragged = {"layout": "masked", "length_distribution": "uniform:3:9", "B": 200}
+    told = [json.loads(measure("honest", **axes).rows[0].extra or "") for axes in (ragged, {})]
+    assert [extra.get("longest_document") for extra in told] == [9, None]
+
+
 def test_the_reference_against_itself_is_exact_and_as_fast(measure: Measure) -> None:
     """Both sides are the same code: no error at all, and a ratio of times whose interval holds 1."""
     row = by_name(measure("honest", "reference"))["reference"]

@@ -97,7 +97,7 @@ def test_a_profiler_that_hangs_is_ended_with_what_it_started(monkeypatch: pytest
     child = tmp_path / "child"
     began = time.monotonic()
     assert counters._output(["sh", "-c", f"sleep 120 & echo $! > {child}; wait"]) is None
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 100  # it would last 120 s
     pid = int(child.read_text())
     assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 

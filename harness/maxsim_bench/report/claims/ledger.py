@@ -452,7 +452,7 @@ def _compare(claim: Claim, published: float, measured: float, tolerance: Toleran
     if abs(measured - published) <= width:
         return "holds", f"within {slack}{of}"
     off = f"{100 * (measured / published - 1):+.0f} %" if published else f"{measured:g} instead of 0"
-    if (measured < published) == (tolerance.better == "lower"):
+    if tolerance.better == ("lower" if measured < published else "higher"):
         return "better", f"{off}, on the better side{of}"
     return "differs", f"{off}, outside {slack}{of}"
 

@@ -86,12 +86,15 @@ class Claim(_Strict):
 
 
 class Tolerance(_Strict):
-    """A class of metrics and when a measured number of it confirms a published one."""
+    """A class of metrics and when a measured number of it confirms a published one.
+
+    Attributes: see the head of `tolerances.toml`.
+    """
 
     across_cards: bool
     percent: float | None = None
     absolute: float | None = None
-    better: Literal["lower", "higher"]
+    better: Literal["lower", "higher", "neither"]
     metrics: tuple[str, ...]
     name: str = ""
 

@@ -56,11 +56,11 @@ class Asked:
     index: Index
     results: Results
 
-    def extra(self, key: str) -> float:
-        """A figure that one experiment alone reports."""
+    def extra(self, key: str, *, again: bool = False) -> float:
+        """A figure that not every row holds; `again` where one measured now would."""
         found = json.loads(self.row.extra or "{}").get(key)
         if not isinstance(found, (int, float)):
-            raise NoValue(f"the row's extra figures hold no {key}")
+            raise NoValue(f"the row's extra figures hold no {key}", again=again)
         return float(found)
 
     def like(self, **changes: Any) -> Row | None:
@@ -316,6 +316,7 @@ METRICS: dict[str, Callable[[Asked], float]] = {
     "hbm_gb": lambda asked: _counted_gb(asked.row),
     "hbm_ratio": lambda asked: _counted_gb(_baseline(asked)) / _counted_gb(asked.row),
     "mean_doc_len": _mean_tokens,
+    "max_doc_len": lambda asked: asked.extra("longest_document", again=True),
     "fill_ratio": lambda asked: _mean_tokens(asked) / (asked.row.cell.Ld or 1),
     "error_ratio": _error_ratio,
     "error_reduction": lambda asked: 1 / _error_ratio(asked),
