@@ -24,14 +24,18 @@ SLOTS = 2  # one block is copied while one is scored
 
 
 def blocks_of(corpus: Corpus) -> Iterator[Documents]:
-    """The blocks of a corpus, one after the other. Raises `ValueError` for a block that is none."""
-    if isinstance(corpus, TokenBatch | QuantizedTokens):
-        yield corpus
-        return
-    for block in corpus:
+    """The blocks of a corpus, one after the other. Raises `ValueError` for a block that is none or holds no numbers."""
+    for block in [corpus] if isinstance(corpus, TokenBatch | QuantizedTokens) else corpus:
         if not isinstance(block, TokenBatch | QuantizedTokens):
             raise ValueError(f"corpus: a block is {type(block).__name__}, not TokenBatch or QuantizedTokens")
+        require_numbers("corpus", block)
         yield block
+
+
+def require_numbers(name: str, batch: Documents) -> None:
+    """ValueError, naming the argument, for a batch on the device meta."""
+    if batch.device.type == "meta":
+        raise ValueError(f"{name}: is on the device meta, which holds no numbers; give tensors of a processor or a GPU")
 
 
 def pieces_of(corpus: Corpus, block_bytes: int, most: int) -> Iterator[Documents]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from maxsim import quantized
-from maxsim.blocks import Corpus, Documents, mapped, on_device, pieces_of, require_whole
+from maxsim.blocks import Corpus, Documents, mapped, on_device, pieces_of, require_numbers, require_whole
 from maxsim.operator import maxsim
 from maxsim.quantized.batch import QuantizedTokens, owned_rows
 from maxsim.quantized.index import Index
@@ -66,9 +66,9 @@ def search(
 
     Raises:
         TypeError: for k, depth or block_bytes that is no whole number, and a device, corpus or originals that is none.
-        ValueError: for k, depth or block_bytes out of range, a device that is not there, originals that do not fit Q or
-            a corpus of known size, arguments that do not fit each other (all before the scan), or a NaN score, naming
-            query and document.
+        ValueError: for k, depth or block_bytes out of range, a device that is not there, tensors on the device meta,
+            originals that do not fit Q or a corpus of known size, arguments that do not fit each other (all before the
+            scan, but for a block of an iterable), or a NaN score, naming query and document.
         IndexFileError: for a shard of an `Index` whose file is missing or not as long as its manifest says. That is
             asked before every block and every batch of originals is read. A file that is truncated while one of them is
             being read still ends the process by SIGBUS, as does one behind blocks of another making (a shard taken out
@@ -136,6 +136,7 @@ def _device(device: object) -> torch.device:
 def _check(q: TokenBatch, corpus: Corpus, wanted: int, rescore: bool, originals: object) -> None:
     if q.dtype == torch.float64:
         raise ValueError("Q: dtype is float64; search ranks fp32 scores, give fp16, bf16 or fp32")
+    require_numbers("Q", q)
     if wanted > _MOST:
         raise ValueError(
             f"{'k · depth' if rescore else 'k'} = {wanted}: must be at most 2^32, there are no more document numbers"
@@ -165,6 +166,7 @@ def _originals(originals: object, q: TokenBatch, corpus: Corpus) -> list[TokenBa
     given = [originals] if isinstance(originals, TokenBatch) else [mapped(originals, i) for i in range(len(originals))]
     batches = [batch for batch in given if isinstance(batch, TokenBatch)]  # all: an index of quantiser "none"
     for batch in batches:
+        require_numbers("originals", batch)
         if batch.dtype != q.dtype:
             raise ValueError(f"originals: dtype is {batch.dtype}, but Q is {q.dtype}; give both in one")
         if batch.d != q.d:

@@ -413,6 +413,17 @@ def test_a_device_that_is_not_there_is_refused_by_name(device):
         search(Q, untouched(), 1, device=device)
 
 
+@pytest.mark.parametrize("name", ["Q", "corpus", "originals"])
+@pytest.mark.parametrize("blocks", [False, True])
+def test_tensors_without_numbers_are_refused_by_name(name, blocks):
+    given = {
+        which: torch.ones(3, 4, 8, device="meta" if which == name else "cpu") for which in ("Q", "corpus", "originals")
+    }
+    corpus = tokens(given["corpus"])
+    with pytest.raises(ValueError, match=f"^{name}: is on the device meta, which holds no numbers"):
+        search(given["Q"], [corpus] if blocks else corpus, 1, rescore=True, originals=tokens(given["originals"]))
+
+
 def test_a_corpus_that_is_none_is_a_type_error():
     with pytest.raises(TypeError, match=r"corpus: expected a TokenBatch, .* got NoneType"):
         search(torch.ones(3, 4), None, 1)
