@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from functools import lru_cache
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -80,8 +81,13 @@ class Cell(BaseModel):
 
     def hash(self) -> str:
         """Sixteen hex digits of SHA-256 over every axis that is not None, so a new unused axis moves no identity."""
-        text = json.dumps(self.model_dump(exclude_none=True), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _hash(self)
+
+
+@lru_cache(maxsize=1 << 14)
+def _hash(cell: Cell) -> str:
+    text = json.dumps(cell.model_dump(exclude_none=True), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def row_key(cell_hash: str, backend: str, backend_version: str) -> str:

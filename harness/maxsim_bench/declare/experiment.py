@@ -6,6 +6,7 @@ Room: `declare`. Imports nothing else of ours. `load.py` reads the file, `grid.p
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
@@ -80,16 +81,22 @@ def axis_value(axis: str, value: Any) -> Any:
         raise ValueError("a variant is a word or a number without ';' and '='")
     if axis == "memory_cap":
         return parse_bytes(value)
-    field = Cell.model_fields[axis]
-    kind: Any = field.annotation
-    for constraint in field.metadata:
-        kind = Annotated[kind, constraint]
     try:
-        return TypeAdapter(kind).validate_python(value, strict=True)
+        return _typed(axis).validate_python(value, strict=True)
     except ValidationError as error:
         # a union reports every branch; the one about None helps nobody
         told = [e["msg"] for e in error.errors() if e["type"] != "none_required"]
         raise ValueError(told[0][0].lower() + told[0][1:]) from None
+
+
+@cache
+def _typed(axis: str) -> TypeAdapter[Any]:
+    """The type of a cell's field, built once: building takes longer than most of what is validated with it."""
+    field = Cell.model_fields[axis]
+    kind: Any = field.annotation
+    for constraint in field.metadata:
+        kind = Annotated[kind, constraint]
+    return TypeAdapter(kind)
 
 
 def _listed(value: Any) -> Any:

@@ -163,7 +163,7 @@ def test_a_peak_is_read_as_published_and_as_a_footprint(paper: Paper, colpali: R
 
 
 def test_a_block_that_the_published_loop_still_held_is_told_beside_what_was_measured(paper: Paper, made: Any) -> None:
-    """Two blocks of 1024 documents were alive there, one is here: the verdict is on that one."""
+    """Two blocks of 1024 documents were alive there, one is here, which is no better."""
     at = made.cell("frontier_chunked", Lq=1024, Ld=1024, B=10_000, chunk=1024)
     rows = [
         made.modelled(at, backend).model_copy(update={"input_bytes": 2_621_440_000 + 2**18, "peak_extra_bytes": extra})
@@ -175,13 +175,50 @@ def test_a_block_that_the_published_loop_still_held_is_told_beside_what_was_meas
     )  # fmt: skip
     peak = verdict(whole, paper, made.results(rows))
     assert float(peak.measured) == pytest.approx((2_621_440_000 + 2**18 + 100 * 2**20 + 2**31) / 1e9, rel=1e-3)
-    assert peak.why.endswith("with what the published script held, by its size, 7.022 GB: within 10 %")
+    assert peak.verdict == "holds"
+    assert peak.why == (
+        "within 10 % with what the published script held, by its size, 7.022 GB; without it -31 %, on the better side"
+    )
     assert "without that: 4.769 GB" in peak.reading
     assert "holds a block until the next one is made; with it, by its size: 7.022 GB" in peak.reading
     ratio = {"metric": "memory_ratio", "unit": "x", "value": "2.57", "backend": "fused", "baseline": "chunked_fp16"}
     told = verdict(whole.model_copy(update={**ratio, "variant": "shape=ColPali"}), paper, made.results(rows))
     assert told.verdict == "differs"
     assert "with it, by its size: 2.575 x" in told.reading
+
+
+@pytest.mark.parametrize(
+    ("published", "told", "as_what"),
+    [
+        ("0.128", "holds", "as 0.1279 GB: the published process held a workspace of cuBLAS"),
+        ("0.0944", "holds", "within 10 %"),
+        ("0.2", "better", "-53 %, on the better side"),  # a workspace is not enough
+        ("0.05", "differs", "+89 %, outside 10 %"),
+    ],
+)
+def test_no_peak_is_better_that_the_workspace_of_a_library_explains(
+    paper: Paper, made: Any, published: str, told: str, as_what: str
+) -> None:
+    row = made.modelled(made.cell("fat_embeddings", B=1024, Lq=32, Ld=180, d=256), "flash_maxsim").model_copy(
+        update={"input_bytes": 94_388_224, "peak_extra_bytes": 4096}
+    )
+    one = claim(
+        paper_element="tab:fat_emb_cliff", experiment="fat_embeddings", gpu="H100-80GB", B=1024, Lq=32, Ld=180, d=256,
+        metric="peak_gb", value=published, unit="GB", variant="shape=textual",
+    )  # fmt: skip
+    found = verdict(one, paper, made.results([row]))
+    assert (found.verdict, found.measured) == (told, "0.09439")
+    assert as_what in found.why
+    there = verdict(one.model_copy(update={"gpu": "A100-80GB"}), paper, made.results([row]))
+    assert there.verdict == ("better" if published == "0.128" else told)  # whose workspace is smaller
+
+
+def test_scratch_that_is_not_declared_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(PAPER, tmp_path / "paper")
+    path = tmp_path / "paper" / "mapping.toml"
+    path.write_text(path.read_text().replace('scratch = ["workspaces"]', 'scratch = ["cushion"]'))
+    with pytest.raises(ReportError, match=r"mapping\.toml: .*scratch that is not declared: cushion"):
+        read_paper(tmp_path / "paper")
 
 
 @pytest.mark.parametrize(("documents", "kept"), [(10_000, 1024), (1500, 476), (1024, 0), (1000, 0)])

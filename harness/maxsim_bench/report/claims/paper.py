@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -240,6 +241,22 @@ class Kept(_Strict):
         return self.tensor in ("gathered", "graph_slack")
 
 
+Resident = Literal["inputs", "prepared", "own", "fp32_inputs"]
+
+
+class Scratch(_Strict):
+    """What the process of a published peak held and our meter leaves out by design.
+
+    Attributes:
+        bytes: by the published card, "any" for all of them; resident: tensors of the cell instead.
+        why: as a reader is told, with its source.
+    """
+
+    bytes: dict[str, int] = {}
+    resident: tuple[Resident, ...] = ()
+    why: str
+
+
 class Peak(_Strict):
     """What a published peak counts beside what a call allocates.
 
@@ -247,13 +264,16 @@ class Peak(_Strict):
         resident, bytes, why: counted with every reading.
         kept: by our backend, what its namesake held that it does not, or the reverse. A verdict is on bytes that were
             measured, so this is told beside it, by its size; `kept_counts` asks for that reading.
+        scratch: names of what may stand in the published number as well. Nothing is "better" that one of these
+            readings, or that of `kept`, confirms.
     """
 
-    resident: tuple[Literal["inputs", "prepared", "own", "fp32_inputs"], ...]
+    resident: tuple[Resident, ...]
     bytes: int = 0
     why: str = ""
     kept: dict[str, Kept] = {}
     kept_counts: bool = False
+    scratch: tuple[str, ...] = ()
 
 
 class Printed(_Strict):
@@ -275,7 +295,15 @@ class Correspondence(_Strict):
     fill: tuple[Fill, ...] = ()
     unmeasured: tuple[Unmeasured, ...] = ()
     peaks: dict[str, Peak]
+    scratch: dict[str, Scratch] = {}
     printed: tuple[Printed, ...] = ()
+
+    @model_validator(mode="after")
+    def _scratch_is_known(self) -> Correspondence:
+        unknown = {name for peak in self.peaks.values() for name in peak.scratch} - set(self.scratch)
+        if unknown:
+            raise ValueError(f"peaks name scratch that is not declared: {', '.join(sorted(unknown))}")
+        return self
 
 
 class Remark(_Strict):
@@ -342,6 +370,17 @@ class Paper:
     def peak(self, claim: Claim) -> Peak:
         """How to read a peak of the claim's element."""
         return self.mapping.peaks.get(claim.paper_element, self.mapping.peaks["default"])
+
+    def with_scratch(self, claim: Claim) -> Iterator[tuple[Peak, str]]:
+        """The claim's peak with what the published process may have held as well, little before much; each with why."""
+        peak = self.peak(claim)
+        for count in range(1, len(peak.scratch) + 1):
+            for names in combinations(peak.scratch, count):
+                held = [self.mapping.scratch[name] for name in names]
+                more = sum(one.bytes.get(claim.gpu, one.bytes.get("any", 0)) for one in held)
+                resident = tuple(name for one in held for name in one.resident)
+                changes = {"bytes": peak.bytes + more, "resident": peak.resident + resident}
+                yield peak.model_copy(update=changes), "; ".join(one.why for one in held)
 
 
 def read_paper(folder: Path) -> Paper:
