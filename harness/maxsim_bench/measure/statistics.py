@@ -73,7 +73,8 @@ def paired_ratio(
         seed: of the resampling.
 
     Returns:
-        None for fewer than two pairs.
+        None for fewer than two pairs; low and high are NaN for fewer than a `median_interval` needs, of which a
+        bootstrap covers the median less often than it says.
 
     Raises:
         ValueError: for unequal lengths or a denominator that is not positive.
@@ -88,6 +89,8 @@ def paired_ratio(
     if not (below > 0).all():
         raise ValueError("a ratio needs positive times in its denominator")
     ratios = np.asarray(numerator, dtype=np.float64) / below
+    if median_ranks(len(ratios), confidence) is None:
+        return Interval(float(np.median(ratios)), float("nan"), float("nan"))
     if (ratios == ratios[0]).all():
         return Interval(float(ratios[0]), float(ratios[0]), float(ratios[0]))
     interval = stats.bootstrap(

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from maxsim_bench.report import names, style
+from maxsim_bench.report.compare.statistics import FEWEST
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
@@ -269,6 +270,7 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
     """
     bounds = {"latency_ms": ("latency_p20_ms", "latency_p80_ms"), "speedup": ("speedup_low", "speedup_high")}
     low, high = bounds.get(metric.column, (metric.column, metric.column))
+    told = (frame["samples"] >= FEWEST) | (metric.column != "speedup")
     data = pd.DataFrame(
         {
             "panel": panel,
@@ -276,8 +278,8 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
             "device": frame["device"],
             "x": frame[axis],
             "y": frame[metric.column] * metric.factor,
-            "low": frame[low] * metric.factor,
-            "high": frame[high] * metric.factor,
+            "low": frame[low].where(told) * metric.factor,
+            "high": frame[high].where(told) * metric.factor,
             "mark": frame["status"].where(frame["status"] != "ok", ""),
             "cell": frame["cell_hash"],
         },

@@ -55,10 +55,11 @@ _LESS_IS_BETTER = ("latency", "bytes", "err", "joules")
 
 
 def _beyond_scores(row: Row) -> float | None:
-    """Peak extra bytes beyond the scores and ⌈Lq/128⌉ − 1 further copies of them for partial sums."""
+    """Peak extra bytes beyond the scores and, where a query has several tiles of 128 tokens, a partial sum for each."""
     if row.peak_extra_bytes is None:
         return None
-    return row.peak_extra_bytes - 4.0 * pairs(row.cell) * math.ceil((row.cell.Lq or 1) / 128)
+    tiles = math.ceil((row.cell.Lq or 1) / 128)
+    return row.peak_extra_bytes - 4.0 * pairs(row.cell) * (1 + tiles if tiles > 1 else 1)
 
 
 def _per_token_pair(row: Row) -> float | None:
@@ -373,7 +374,8 @@ def _assess(goal: Goal, rows: Sequence[Row], pairs: Pairs, experiments: Mapping[
     valued.sort(key=lambda value: (math.isnan(value.number), sign * value.number))
     missed = tuple(value.row for value in reversed(valued) if not goal.meets(value.number))
     best, worst = valued[0], valued[-1]
-    low, high = (None, None) if worst.effect is None else (worst.effect.low, worst.effect.high)
+    told = worst.effect is not None and worst.effect.trusted
+    low, high = (worst.effect.low, worst.effect.high) if told and worst.effect is not None else (None, None)
     return Assessed(
         goal, worst.number, best.number, len(valued), len(valued) - len(missed), failed, worst.row,
         low=low, high=high, missed=missed, unfit=unfit, unspoken=unspoken,

@@ -76,20 +76,12 @@ def write_pdf(report: Report, figures: Path, path: Path) -> Path:
 def _summary(out: Sheets, report: Report) -> None:
     counts, frame = report.ledger.counts(), report.results.frame
     measured = len(report.results.measured)
-    stood_in = report.ledger.stood_in()
-    by_ours = (
-        f"; {stood_in} of those that hold, are better or differ {'is' if stood_in == 1 else 'are'} by our own "
-        "implementation, where the published one has nothing that can answer"
-        if stood_in
-        else ""
-    )
     out.heading("Summary")
     out.paragraph(
         f"{len(frame)} rows, {measured} of them measured. Of the published numbers {counts['holds']} hold, "
         f"{counts['better']} are better here, {counts['differs']} differ, {counts['other hardware']} stand beside a "
         f"measurement on other hardware, {counts['not measured']} are not measured; {counts['superseded']} were "
-        f"superseded by their authors. {report.ledger.computed()} of the verdicts are arithmetic over published sizes, "
-        f"redone here, not measurements{by_ours}."
+        f"superseded by their authors. {report.ledger.basis()}"
     )
     statuses = frame.groupby(["device", "status"]).size().unstack(fill_value=0)
     cells = [[names.card(str(device)), *(str(n) for n in line)] for device, line in statuses.iterrows()]

@@ -6,6 +6,7 @@ Room: `run`. May import: declare, record, measure, backends.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,8 +143,9 @@ def _measured(frame: Frame, backend: str, outcome: Outcome, timing: Timing) -> d
             found["joules_per_mpair"] = timing.check.joules / work.pairs * 1e6
     ratio = None if outcome.baseline_timing is None else speedup(outcome.baseline_timing, timing)
     if ratio is not None:
-        found |= {"speedup": ratio.value, "speedup_low": ratio.low, "speedup_high": ratio.high}
-        found["speedup_baseline"] = frame.request.baseline
+        found |= {"speedup": ratio.value, "speedup_baseline": frame.request.baseline}
+        if not math.isnan(ratio.low):
+            found |= {"speedup_low": ratio.low, "speedup_high": ratio.high}
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -82,8 +84,17 @@ def test_the_bootstrap_interval_holds_the_median_and_is_reproducible() -> None:
     assert paired_ratio(base, other) == ratio
 
 
-def test_one_pair_has_no_interval() -> None:
+def test_one_pair_has_no_ratio_and_few_have_no_interval() -> None:
+    """As many as a median's own interval needs: a bootstrap of fewer covers it less often than it says."""
     assert paired_ratio([1.0], [2.0]) is None
+    for count in range(2, 9):
+        base = [2.0 + 0.1 * (i % 3) for i in range(count)]
+        ratio = paired_ratio(base, [1.0] * count)
+        assert ratio is not None
+        assert ratio.value == median(base)
+        enough = median_interval(base) is not None
+        assert enough == (count >= 6)
+        assert [math.isnan(end) for end in (ratio.low, ratio.high)] == [not enough] * 2
 
 
 def test_unpaired_or_impossible_times_are_refused() -> None:

@@ -102,7 +102,7 @@ def test_a_self_test_beside_the_rows_is_a_table_with_its_verdict(root: Path) -> 
     assert table.sources == ("h200/selftest.json",)
     (cells,) = table.cells()
     assert cells == [
-        "H200", "interleaved", "1 %", "1 of 400", "1.38 %", "too small to inject",
+        "H200", "interleaved", "1 %", "1 of 400", "3 of 400", "1.38 %", "too small to inject",
         "100.0 % of 400 (measured 5.0 %)", "100.0 % of 400 (measured 10.0 %)",
     ]  # fmt: skip
     assert table.notes == ("NVIDIA H200: a slow-down of 2 % could not be injected into any cell.",)

@@ -724,6 +724,14 @@ def test_decisions_follow_the_rules(seen: Effect, q: float, expected: str) -> No
     assert decide_sampled(seen, q, TWO_PERCENT, 0.01, None)[0] == expected
 
 
+@pytest.mark.parametrize("seen", [effect(1.0, 0.01), effect(1.05, 0.01), effect(0.95, 0.01)])
+@pytest.mark.parametrize("sides", [(5, 30), (30, 5)])
+def test_fewer_than_six_samples_on_a_side_decide_nothing(seen: Effect, sides: tuple[int, int]) -> None:
+    few = replace(seen, base_count=sides[0], new_count=sides[1])
+    decision, why = decide_sampled(few, 0.0, TWO_PERCENT, 0.01, None)
+    assert (decision, why.split(",")[0]) == ("UNDECIDED", "fewer than 6 samples")
+
+
 def test_a_metric_that_should_rise_is_judged_the_other_way() -> None:
     rising = TWO_PERCENT.model_copy(update={"better": "higher"})
     assert decide_sampled(effect(1.05, 0.01), 0.0, rising, 0.01, None)[0] == "FASTER"

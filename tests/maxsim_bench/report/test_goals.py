@@ -158,11 +158,11 @@ def test_an_interval_that_spans_the_bound_says_so(made: Any, bound: str, told: s
     assert _interval(one) == f"0.989 to 1.04{told}"
 
 
-def test_memory_beyond_the_scores_counts_partial_sums(made: Any) -> None:
-    results = made.results(made.sweep([made.cell(Lq=1024)], ["fused"]))
-    one = assess([goal(metric="bytes_beyond_scores", bound="<= 1e6")], results)[0]
-    assert one.worst == 4 * 1000 - 8 * 4 * 1000
-    assert one.verdict == "met"
+@pytest.mark.parametrize(("Lq", "copies"), [(32, 1), (128, 1), (129, 3), (1024, 9)])
+def test_memory_beyond_the_scores_counts_partial_sums(made: Any, Lq: int, copies: int) -> None:
+    row = made.modelled(made.cell(Lq=Lq), "fused").model_copy(update={"peak_extra_bytes": copies * 4 * 1000 + 672})
+    one = assess([goal(metric="bytes_beyond_scores", bound="<= 1e6")], made.results([row]))[0]
+    assert (one.worst, one.verdict) == (672, "met")
 
 
 def test_numbers_of_one_experiment_alone_are_read_from_extra(made: Any) -> None:

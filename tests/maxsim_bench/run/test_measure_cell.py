@@ -20,7 +20,7 @@ from maxsim_bench.run.executor import LocalExecutor
 from maxsim_bench.run.protocol import CellRequest, CellResult, Hello, WorkerSetup
 from maxsim_bench.run.session import CellSession
 
-QUICK = TimingBudget(seconds=0.02, min_samples=8, max_samples=60, warmup_seconds=0.01, check_seconds=0.005)
+QUICK = TimingBudget(seconds=0.1, min_samples=8, max_samples=60, warmup_seconds=0.01, check_seconds=0.005)
 # The rate of a machine on which a copy of 20 numbers cannot be the work of the cell that the tests use for it.
 SLOW_MACHINE = {
     "device": "cpu", "matmul_tflops": {"fp32": 0.2}, "read_gbs": 5.0, "launch_ms": None, "host_launch_ms": 0.001,

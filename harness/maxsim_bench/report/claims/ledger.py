@@ -118,9 +118,19 @@ class Ledger:
         )
         return {KINDS[kind][count > 1]: count for kind, count in kinds.most_common()}
 
-    def computed(self) -> int:
-        """How many of the verdicts rest on arithmetic over the claim's own sizes, not on a measurement."""
-        return sum(e.measured_by == "arithmetic" and e.verdict != "superseded" for e in self.entries)
+    def basis(self) -> str:
+        """What the verdicts that judge rest on besides a full comparison with a measurement, in one sentence; or ""."""
+        judged = [entry for entry in self.entries if entry.verdict in JUDGED]
+        told = {
+            "by arithmetic over published sizes, redone here": sum(e.measured_by == "arithmetic" for e in judged),
+            "by a smaller size that ran out of memory": sum(e.measured == "skipped" for e in judged),
+            "in part only (another version or encoder, a step written here)": sum(
+                e.comparable.startswith("in part") and not e.stands_in for e in judged
+            ),
+            "by our own implementation, where the published one has nothing that can answer": self.stood_in(),
+        }
+        parts = [f"{count} {words}" for words, count in told.items() if count]
+        return f"Of those that hold, are better or differ, so many are judged: {'; '.join(parts)}." if parts else ""
 
     def counts(self) -> dict[str, int]:
         """Verdict → how many claims."""

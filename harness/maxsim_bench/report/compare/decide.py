@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from maxsim_bench.report.compare.sources import Measured
-from maxsim_bench.report.compare.statistics import Effect, independent_effect, samples_needed
+from maxsim_bench.report.compare.statistics import FEWEST, Effect, independent_effect, samples_needed
 from maxsim_bench.report.compare.thresholds import Threshold
 
 Decision = Literal["SAME", "FASTER", "SLOWER", "UNDECIDED"]
@@ -91,6 +91,8 @@ def decide_sampled(
     """By the rules above. `cycles`: the ratio in clock cycles where clocks moved, else None."""
     margin = threshold.margin
     low, high = 1 - margin, 1 + margin
+    if not effect.trusted:
+        return "UNDECIDED", f"fewer than {FEWEST} samples, of which no interval holds what it says"
     if low <= effect.low and effect.high <= high:
         return "SAME", "the interval lies within the threshold"
     found = q_value <= rate and not effect.low <= 1 <= effect.high

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 RESAMPLES = 999
+FEWEST = 6  # samples with an interval: the whole range of fewer holds the median less often than in 95 % (1 - 2 / 2^n)
 MOST_SAMPLES = 1_000_000
 
 
@@ -33,6 +34,11 @@ class Effect:
     test: str
     base_count: int
     new_count: int
+
+    @property
+    def trusted(self) -> bool:
+        """Whether there are samples enough for the interval to cover as often as it says."""
+        return min(self.base_count, self.new_count) >= FEWEST
 
 
 def independent_effect(

@@ -48,6 +48,7 @@ def _selftests(told: dict[str, SelfTest]) -> Table:
         Column("way", "compared", right=False),
         Column("margin", "matters from", "{:g} %".format),
         Column("alarms", "false alarms"),
+        Column("undecided", "undecided"),
         Column("bound", "upper 95 % bound", lambda share: f"{100 * share:.2f} %"),
         *(Column(f"found_{percent:g}", f"{percent:g} % slower: found") for percent in WANTED),
     ]
@@ -61,8 +62,8 @@ def _selftests(told: dict[str, SelfTest]) -> Table:
         "summary/selftest", "How far a comparison can be trusted", columns, pd.DataFrame(lines), tuple(sorted(told)),
         "One build against itself, and against itself with a delay behind every call, decided one by one. Matters "
         "from: the smallest change that is called one; less is not to be found. Measured: by how much the delayed "
-        "calls were slower in the median. Exact (Clopper-Pearson) bound. Goals of what takes turns, on a GPU: a bound "
-        "of at most "
+        "calls were slower in the median. Undecided: neither called the same nor different, of the build with itself. "
+        "Exact (Clopper-Pearson) bound. Goals of what takes turns, on a GPU: a bound of at most "
         f"{100 * FALSE_ALARMS_MOST:.0f} %, and of slow-downs found at least {goals}; a processor's rates are reported "
         "only. Measured again by `maxsim-bench selftest`.",
         notes=tuple(sorted(gated)),
@@ -75,7 +76,8 @@ def _selftest_lines(one: SelfTest) -> Iterator[dict[str, Any]]:
         found = {power.percent: power for power in way.power}
         yield {
             "gpu": names.card(one.key), "way": way.name, "margin": way.margin_percent,
-            "alarms": f"{alarms.hits} of {alarms.tries}", "bound": alarms.high,
+            "alarms": f"{alarms.hits} of {alarms.tries}", "undecided": f"{way.undecided} of {alarms.tries}",
+            "bound": alarms.high,
             **{f"found_{percent:g}": _found(found.get(percent)) for percent in WANTED},
         }  # fmt: skip
 

@@ -91,7 +91,8 @@ def _line(rows: dict[tuple[str, str], Row], at: str, pairs: Pairs) -> dict[str, 
     }  # fmt: skip
     effect = pairs.ratio(rows[at, reader], own)
     if effect is not None:
-        line |= {"share": effect.ratio, "interval": f"{100 * effect.low:.1f} to {100 * effect.high:.1f} %"}
+        line["share"] = effect.ratio
+        line["interval"] = f"{100 * effect.low:.1f} to {100 * effect.high:.1f} %" if effect.trusted else ""
     return line
 
 

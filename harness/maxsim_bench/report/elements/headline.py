@@ -65,7 +65,7 @@ class _Ratios:
         effect = self._pairs.ratio(self._rows[at, better], self._rows[at, OURS])
         if effect is None:
             return {"ratio": peers[better] / times[OURS], "interval": ""}
-        return {"ratio": effect.ratio, "interval": f"{effect.low:.2f} to {effect.high:.2f}"}
+        return {"ratio": effect.ratio, "interval": f"{effect.low:.2f} to {effect.high:.2f}" if effect.trusted else ""}
 
 
 def _ratio_columns(header: str) -> tuple[Column, Column]:
