@@ -81,8 +81,8 @@ def _compile(cudagraphs: bool) -> Callable[..., Tensor]:
 def _score(Q: Tensor, D: Tensor, lengths: Tensor | None, q_lengths: Tensor | None) -> Tensor:
     """The expression itself: einsum, masked_fill, amax, sum."""
     if D.shape[0] == 0 or D.shape[1] == 0 or Q.shape[1] == 0:  # amax has nothing to reduce
-        lacking = 0.0 if Q.shape[1] == 0 else float("-inf")
-        return Q.new_full((Q.shape[0], D.shape[0]), lacking)
+        scores = Q.new_full((Q.shape[0], D.shape[0]), 0.0 if Q.shape[1] == 0 else float("-inf"))
+        return scores if q_lengths is None else scores.masked_fill((q_lengths == 0)[:, None], 0.0)
     similarity = torch.einsum("qid,bjd->qbij", Q, D)
     if lengths is not None:
         padding = torch.arange(D.shape[1], device=D.device) >= lengths[:, None]

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from maxsim.quantized.batch import QuantizedTokens, move
 from maxsim.quantized.index import Index, IndexFileError
-from maxsim.tokens import TokenBatch
+from maxsim.tokens import TokenBatch, require_numbers
 
 Documents = TokenBatch | QuantizedTokens
 Corpus = Documents | Index | Iterable[Documents]
@@ -28,14 +28,8 @@ def blocks_of(corpus: Corpus) -> Iterator[Documents]:
     for block in [corpus] if isinstance(corpus, TokenBatch | QuantizedTokens) else corpus:
         if not isinstance(block, TokenBatch | QuantizedTokens):
             raise ValueError(f"corpus: a block is {type(block).__name__}, not TokenBatch or QuantizedTokens")
-        require_numbers("corpus", block)
+        require_numbers("corpus", block.device)
         yield block
-
-
-def require_numbers(name: str, batch: Documents) -> None:
-    """ValueError, naming the argument, for a batch on the device meta."""
-    if batch.device.type == "meta":
-        raise ValueError(f"{name}: is on the device meta, which holds no numbers; give tensors of a processor or a GPU")
 
 
 def pieces_of(corpus: Corpus, block_bytes: int, most: int) -> Iterator[Documents]:
@@ -164,7 +158,7 @@ def on_device(blocks: Iterator[Documents], device: torch.device) -> Iterator[Doc
             if block.device.type == "cuda":
                 yield from _drain(waiting, compute)
                 waiting.clear()
-                yield block if isinstance(block, QuantizedTokens) else move(block, device)
+                yield block.to(device) if isinstance(block, QuantizedTokens) else move(block, device)
                 continue
             slot = slots[turn % SLOTS]
             turn += 1

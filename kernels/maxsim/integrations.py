@@ -50,7 +50,7 @@ def patch_colpali_engine() -> int:
     """Route colpali-engine's `maxsim_inbatch` and `maxsim_kd` (scoring and losses) through `maxsim`.
 
     colpali-engine pads with zero vectors and masks nothing, so zero padding takes part in a maximum there; the scores
-    here are the same.
+    here are the same, in the embeddings' dtype as those of its own PyTorch code.
 
     Returns:
         How many names were replaced.
@@ -145,6 +145,6 @@ def _offsets(sequences: list[Tensor]) -> Tensor:
     return lengths.cumsum(0).to(sequences[0].device)
 
 
-def _colpali_scores(query_embeddings: Tensor, doc_embeddings: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """[Nq, Lq, d] with [B, Ld, d] or [Nq, K, Ld, d] to [Nq, B] or [Nq, K]."""
-    return maxsim(query_embeddings, doc_embeddings, pairing="candidates" if doc_embeddings.ndim == 4 else "all")
+def _colpali_scores(query: Tensor, doc: Tensor) -> Tensor:
+    """[Nq, Lq, d] with [B, Ld, d] or [Nq, K, Ld, d] to [Nq, B] or [Nq, K], in the embeddings' dtype."""
+    return maxsim(query, doc, pairing="candidates" if doc.ndim == 4 else "all").to(query.dtype)

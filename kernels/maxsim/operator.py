@@ -50,11 +50,13 @@ def maxsim(
 
     Returns:
         float32 [Nq, B] ("all"; [B] for a Q of two dimensions without offsets), [Nq, K] or [B] ("pairs"); float64 for
-        float64 operands. A document without valid tokens scores -inf, a query without valid tokens 0.0, a NaN in a
-        valid token makes its scores NaN. Differentiable in Q and D; a second derivative raises.
+        float64 operands, and for operands of every dtype with path="reference". A document without valid tokens scores
+        -inf, a query without valid tokens 0.0, a NaN in a valid token makes its scores NaN. Differentiable in Q and D;
+        a second derivative raises.
 
     Raises:
         ValueError: that names the argument; inside a transform of `torch.func` (vmap, jvp).
+        TypeError: for a Q or D that is neither a tensor nor a TokenBatch.
 
     Example:
         >>> maxsim(torch.eye(2), torch.eye(2)[None])
@@ -82,7 +84,7 @@ def maxsim(
         scores = fused.forward(given.q, given.d, pairing=pairing, precision=precision, path=path, plan=plan)
         if plain:
             repeat.remember(Q, D, given.q, given.d, pairing, precision, path, plan)
-    return scores.squeeze(0) if given.single else scores
+    return given.shaped(scores)
 
 
 def maxsim_argmax(
@@ -113,7 +115,7 @@ def maxsim_argmax(
     with torch.no_grad():
         scores, rows = fused.forward(given.q, given.d, pairing=pairing, precision=precision, argmax=True, path=path)
         positions = _at_query_positions(_document_positions(rows, given.d, pairing), given.q, pairing)
-    return (scores.squeeze(0), positions.squeeze(0)) if given.single else (scores, positions)
+    return given.shaped(scores), given.shaped(positions)
 
 
 def explain(
@@ -154,28 +156,44 @@ class _Extent:
 
 @dataclass(frozen=True)
 class _Given:
-    """What a caller passed, checked; `single`: one query without a batch dimension, whose scores are [B]."""
+    """What a caller passed, checked.
+
+    Attributes:
+        single: one query without a batch dimension, whose scores are [B].
+        candidates: K of documents [Nq, K, Ld, d], else None: no queries have no documents to count K by.
+    """
 
     q: TokenBatch
     d: TokenBatch
     single: bool
+    candidates: int | None = None
+
+    def shaped(self, out: Tensor) -> Tensor:
+        """Scores [Nq, B | K] or positions [Nq, B | K, Lq] in the shape that the caller's arguments ask for."""
+        if self.single:
+            return out.squeeze(0)
+        if self.candidates is not None and self.q.count == 0:
+            return out.view(0, self.candidates, *out.shape[2:])
+        return out
 
 
 def _given(Q: Tokens, D: Tokens, pairing: Pairing, q_extent: _Extent, d_extent: _Extent) -> _Given:
     """Token batches of both arguments; [Nq, K, Ld, d] documents become Nq * K."""
-    if isinstance(D, Tensor) and D.ndim == 4:
-        D, d_extent = _flat_candidates(Q, D, pairing, d_extent)
     q = tokens(Q, mask=q_extent.mask, lengths=q_extent.lengths, cu_seqlens=q_extent.cu_seqlens, role="Q")
+    candidates = None
+    if isinstance(D, Tensor) and D.ndim == 4:
+        candidates = D.shape[1]
+        D, d_extent = _flat_candidates(q.count, D, pairing, d_extent)
     d = tokens(D, mask=d_extent.mask, lengths=d_extent.lengths, cu_seqlens=d_extent.cu_seqlens, role="D")
-    return _Given(q, d, pairing == "all" and isinstance(Q, Tensor) and Q.ndim == 2 and q_extent.cu_seqlens is None)
+    single = pairing == "all" and isinstance(Q, Tensor) and Q.ndim == 2 and q_extent.cu_seqlens is None
+    return _Given(q, d, single, candidates)
 
 
-def _flat_candidates(Q: Tokens, D: Tensor, pairing: Pairing, extent: _Extent) -> tuple[Tensor, _Extent]:
+def _flat_candidates(Nq: int, D: Tensor, pairing: Pairing, extent: _Extent) -> tuple[Tensor, _Extent]:
     """Documents [Nq, K, Ld, d], and their mask [Nq, K, Ld] or lengths [Nq, K], with the first two dimensions as one."""
     if pairing != "candidates":
         raise ValueError(f'D: shape is {tuple(D.shape)}; [Nq, K, Ld, d] needs pairing="candidates", not {pairing!r}')
-    Nq = Q.count if isinstance(Q, TokenBatch) else Q.shape[0] if Q.ndim == 3 else None
-    if Nq is not None and D.shape[0] != Nq:
+    if D.shape[0] != Nq:
         raise ValueError(f"D: candidates for {D.shape[0]} queries, but Q has {Nq}")
     for name, x, expected in (
         ("d_mask", extent.mask, D.shape[:3]),

@@ -5,6 +5,7 @@ Room: the lowest floor of `maxsim`. In: two `TokenBatch`es. Out: scores. May imp
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -126,21 +127,95 @@ def _process_wide_precision() -> str:
             return "highest" if cuda.fp32_precision == "tf32" else "high"
 
 
+class _Switches:
+    """The process-wide switches of fp32 products, and which threads multiply under them.
+
+    They are saved when the first block opens and restored when the last one closes, and set to another precision only
+    while no thread multiplies. A thread that waits for that multiplies nothing itself, even inside a block of its own:
+    so of threads that wait for each other's precision one always goes on.
+    """
+
+    def __init__(self) -> None:
+        self._free = threading.Condition()
+        self._inside: set[int] = set()  # threads in a block, but for those that wait
+        self._blocks = 0  # that are open, in all threads
+        self._precision: str | None = None  # None: the caller's
+        self._before: tuple[str, str, str] = ("", "", "")
+        self._outer = threading.local()
+
+    def enter(self, precision: str) -> str | None:
+        """Opens a block; gives the precision of the block around it in this thread, None if there is none."""
+        outer: str | None = getattr(self._outer, "precision", None)
+        with self._free:
+            self._take(precision)
+            self._blocks += 1
+        self._outer.precision = precision
+        return outer
+
+    def leave(self, outer: str | None) -> None:
+        """Closes the innermost block of this thread; `outer` as `enter` gave it."""
+        self._outer.precision = outer
+        with self._free:
+            self._blocks -= 1
+            self._stop()
+            if self._blocks == 0:
+                _restore(self._before)
+                self._precision = None
+            elif outer is not None:
+                self._take(outer)
+
+    def _stop(self) -> None:
+        self._inside.discard(threading.get_ident())
+        self._free.notify_all()
+
+    def _take(self, precision: str) -> None:
+        self._stop()
+        self._free.wait_for(lambda: not self._inside or self._precision == precision)
+        if self._blocks == 0:
+            self._before = _saved()
+        if self._precision != precision:
+            _set(precision)
+            self._precision = precision
+        self._inside.add(threading.get_ident())
+
+
+def _saved() -> tuple[str, str, str]:
+    """What `_restore` puts back: the older switch, that of CUDA, that of the processor."""
+    cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces the module by an object
+    return _process_wide_precision(), torch.backends.cuda.matmul.fp32_precision, cpu.fp32_precision
+
+
+def _set(precision: str) -> None:
+    """The older switch is set along with those of torch >= 2.9: who reads it is refused where they disagree."""
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.mkldnn.matmul.fp32_precision = "ieee"  # type: ignore[attr-defined]  # as above
+
+
+def _restore(saved: tuple[str, str, str]) -> None:
+    everywhere, cuda, cpu = saved
+    torch.set_float32_matmul_precision(everywhere)
+    torch.backends.cuda.matmul.fp32_precision = cuda
+    torch.backends.mkldnn.matmul.fp32_precision = cpu  # type: ignore[attr-defined]  # as above
+
+
+_SWITCHES = _Switches()
+
+
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """fp32 matrix products with "ieee" or "tf32" arithmetic, on CPU and GPU, then the caller's switches back.
 
-    The older process-wide switch is set along with the per-backend ones of torch >= 2.9: where they disagree, whoever
-    reads the older one (torch.compile does) is refused. All are global: another thread that multiplies meanwhile sees
-    them.
+    The switches are process-wide. Blocks of several threads share them: those of one precision run together, one of
+    the other waits until none of them is left, so a block must not wait for another thread that opens one. Within a
+    thread blocks nest, in any precision. The caller's switches are saved before the first block and are back after the
+    last: until then a thread that multiplies outside of any block sees what the blocks set, and what it sets itself is
+    lost.
+
+    The older switch is set along with the per-backend ones of torch >= 2.9: where they disagree, whoever reads the
+    older one (torch.compile does) is refused.
     """
-    cuda = torch.backends.cuda.matmul
-    cpu = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # torch replaces the module by an object
-    before, before_all = (cuda.fp32_precision, cpu.fp32_precision), _process_wide_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    cpu.fp32_precision = "ieee"
+    outer = _SWITCHES.enter(precision)
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before_all)
-        cuda.fp32_precision, cpu.fp32_precision = before
+        _SWITCHES.leave(outer)

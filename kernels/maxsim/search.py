@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 
 from maxsim import quantized
-from maxsim.blocks import Corpus, Documents, mapped, on_device, pieces_of, require_numbers, require_whole
+from maxsim.blocks import Corpus, Documents, mapped, on_device, pieces_of, require_whole
 from maxsim.operator import maxsim
 from maxsim.quantized.batch import QuantizedTokens, owned_rows
 from maxsim.quantized.index import Index
-from maxsim.tokens import TokenBatch, tokens
+from maxsim.tokens import TokenBatch, require_numbers, tokens
 
 _RESCORE_BYTES = 1 << 28  # original embeddings gathered at a time when rescoring
 _SCORE_ELEMENTS = 1 << 26  # scores of a block: Nq * documents stays below (keys and their sort take 24 bytes each)
@@ -136,7 +136,7 @@ def _device(device: object) -> torch.device:
 def _check(q: TokenBatch, corpus: Corpus, wanted: int, rescore: bool, originals: object) -> None:
     if q.dtype == torch.float64:
         raise ValueError("Q: dtype is float64; search ranks fp32 scores, give fp16, bf16 or fp32")
-    require_numbers("Q", q)
+    require_numbers("Q", q.device)
     if wanted > _MOST:
         raise ValueError(
             f"{'k · depth' if rescore else 'k'} = {wanted}: must be at most 2^32, there are no more document numbers"
@@ -166,7 +166,7 @@ def _originals(originals: object, q: TokenBatch, corpus: Corpus) -> list[TokenBa
     given = [originals] if isinstance(originals, TokenBatch) else [mapped(originals, i) for i in range(len(originals))]
     batches = [batch for batch in given if isinstance(batch, TokenBatch)]  # all: an index of quantiser "none"
     for batch in batches:
-        require_numbers("originals", batch)
+        require_numbers("originals", batch.device)
         if batch.dtype != q.dtype:
             raise ValueError(f"originals: dtype is {batch.dtype}, but Q is {q.dtype}; give both in one")
         if batch.d != q.d:

@@ -18,7 +18,7 @@ PAIRINGS = ("all", "pairs", "candidates")
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a batch equals itself alone: tensors have no one answer to ==
 class TokenBatch:
     """N sequences of token embeddings, described by where each begins and how long it is.
 
@@ -102,9 +102,11 @@ class TokenBatch:
                 reranking list [Nq, K] becomes the Nq * K documents that `pairing="candidates"` expects.
 
         Raises:
-            ValueError: for an index that is not integral, on another device or out of range (checking synchronises).
+            ValueError: for an index that is not integral, on another device or out of range (checking synchronises),
+                or on the device meta.
         """
         _require_integers("index", index, self.device)
+        require_numbers("index", self.device)
         index = index.reshape(-1).to(torch.int64)
         low, high = _bounds(index)
         if low < 0 or high >= self.count:
@@ -162,7 +164,7 @@ def tokens(
         role: "Q" or "D", only for messages: errors name `q_lengths` or `d_lengths`.
 
     At most one of mask, lengths and cu_seqlens. N = 0 and L = 0 are allowed. What masked tokens hold is never looked
-    at. Checking lengths, masks and offsets synchronises with the device once.
+    at. Checking lengths, masks and offsets synchronises with the device once, and is refused on the device meta.
 
     What needs no conversion is not copied, for a copy is one more kernel before every score: the batch keeps the
     caller's memory of values that it views, of contiguous int32 `lengths` and int64 `cu_seqlens`. Writing to one of
@@ -172,7 +174,39 @@ def tokens(
         ValueError: that names the argument, for anything that is not as described.
         TypeError: for values that are not a tensor.
     """
-    name = _Names(role)
+    return named_tokens(Names(role, f"{role.lower()}_"), values, mask=mask, lengths=lengths, cu_seqlens=cu_seqlens)
+
+
+@dataclass(frozen=True)
+class Names:
+    """Argument names as the caller knows them: the embeddings', and what stands before mask, lengths and offsets."""
+
+    role: str
+    prefix: str = ""
+
+    @property
+    def mask(self) -> str:
+        return f"{self.prefix}mask"
+
+    @property
+    def lengths(self) -> str:
+        return f"{self.prefix}lengths"
+
+    @property
+    def cu_seqlens(self) -> str:
+        return f"{self.prefix}cu_seqlens"
+
+
+def named_tokens(
+    name: Names,
+    values: Tensor | TokenBatch,
+    *,
+    mask: Tensor | None = None,
+    lengths: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+) -> TokenBatch:
+    """`tokens` for a caller whose arguments have other names than those of the operator."""
+    role = name.role
     if isinstance(values, TokenBatch):
         if mask is not None or lengths is not None or cu_seqlens is not None:
             raise ValueError(f"{role}: already a TokenBatch; pass mask, lengths and cu_seqlens when it is built")
@@ -184,10 +218,12 @@ def tokens(
     if values.layout != torch.strided:
         raise ValueError(f"{role}: layout is {values.layout}; pass a strided (dense) tensor")
     values = values.resolve_neg()  # a view with the negative bit would be read with the other sign
-    if values.dtype not in EMBEDDING_DTYPES:
-        raise ValueError(f"{role}: dtype is {values.dtype}; embeddings are float16, bfloat16, float32 or float64")
-    if sum(x is not None for x in (mask, lengths, cu_seqlens)) > 1:
+    require_embeddings(role, values.dtype)
+    extents = sum(x is not None for x in (mask, lengths, cu_seqlens))
+    if extents > 1:
         raise ValueError(f"{name.mask}, {name.lengths}, {name.cu_seqlens}: pass one of them, they say the same thing")
+    if extents:  # their content is looked at
+        require_numbers(role, values.device)
     if values.ndim not in (2, 3):
         raise ValueError(f"{role}: shape is {tuple(values.shape)}; expected [L, d] or [N, L, d], or [T, d] if packed")
     if values.shape[-1] < 1:
@@ -199,6 +235,18 @@ def tokens(
         return _masked(dense, mask, name)
     batch = _dense(dense)
     return batch if lengths is None else _right_padded(batch, lengths, name)
+
+
+def require_embeddings(name: str, dtype: torch.dtype) -> None:
+    """ValueError, naming the argument, for what is no embedding, such as the codes of a quantised batch."""
+    if dtype not in EMBEDDING_DTYPES:
+        raise ValueError(f"{name}: dtype is {dtype}; embeddings are float16, bfloat16, float32 or float64")
+
+
+def require_numbers(name: str, device: torch.device) -> None:
+    """ValueError, naming the argument, for the device meta. The fake tensors of torch.compile name a real device."""
+    if device.type == "meta":
+        raise ValueError(f"{name}: is on the device meta, which holds no numbers; give tensors of a processor or a GPU")
 
 
 def documents_per_query(q: TokenBatch, d: TokenBatch, pairing: Pairing) -> int:
@@ -232,25 +280,6 @@ def score_shape(q: TokenBatch, d: TokenBatch, pairing: Pairing) -> tuple[int, ..
     return (q.count,) if pairing == "pairs" else (q.count, K)
 
 
-@dataclass(frozen=True)
-class _Names:
-    """Argument names as the caller of the operator knows them."""
-
-    role: str
-
-    @property
-    def mask(self) -> str:
-        return f"{self.role.lower()}_mask"
-
-    @property
-    def lengths(self) -> str:
-        return f"{self.role.lower()}_lengths"
-
-    @property
-    def cu_seqlens(self) -> str:
-        return f"{self.role.lower()}_cu_seqlens"
-
-
 def _dense(x: Tensor) -> TokenBatch:
     """[N, L, d] with any strides, no padding."""
     N, L, _ = x.shape
@@ -276,7 +305,7 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
     return (rows if rows.stride(1) == 1 or d == 1 else rows.contiguous()), L
 
 
-def _right_padded(batch: TokenBatch, lengths: Tensor, name: _Names) -> TokenBatch:
+def _right_padded(batch: TokenBatch, lengths: Tensor, name: Names) -> TokenBatch:
     """A dense batch of which sequence n has `lengths[n]` valid tokens."""
     _require_integers(name.lengths, lengths, batch.device)
     L = batch.max_length
@@ -289,7 +318,7 @@ def _right_padded(batch: TokenBatch, lengths: Tensor, name: _Names) -> TokenBatc
     return replace(batch, lengths=lengths.to(torch.int32).contiguous(), max_length=max(0, high))
 
 
-def _masked(x: Tensor, mask: Tensor, name: _Names) -> TokenBatch:
+def _masked(x: Tensor, mask: Tensor, name: Names) -> TokenBatch:
     """A dense batch with any pattern of valid tokens: padding on either side in place, holes by compaction."""
     N, L, _ = x.shape
     if not isinstance(mask, Tensor) or mask.dtype not in (torch.bool, *INTEGER_DTYPES):
@@ -334,7 +363,7 @@ def _compacted(x: Tensor, valid: Tensor, lengths: Tensor, max_length: int) -> To
     )
 
 
-def _packed(x: Tensor, cu_seqlens: Tensor, name: _Names) -> TokenBatch:
+def _packed(x: Tensor, cu_seqlens: Tensor, name: Names) -> TokenBatch:
     """[T, d] rows of N sequences one after the other."""
     what = name.cu_seqlens
     if x.ndim != 2:

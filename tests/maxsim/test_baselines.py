@@ -26,6 +26,20 @@ def test_eager_answers_in_its_operands_dtype_within_what_that_rounds(dtype):
     torch.testing.assert_close(scores.double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
+@pytest.mark.parametrize("call", [baselines.eager, baselines.chunked])
+@pytest.mark.parametrize(("Lq", "Ld"), [(7, 0), (0, 11), (0, 0), (7, 11)])
+@pytest.mark.parametrize("q_lengths", [None, [0, 0, 0], [7, 0, 4]])
+@pytest.mark.parametrize("lengths", [None, [0] * 9])
+def test_an_empty_query_scores_zero_and_an_empty_document_minus_infinity_however_they_are_empty(
+    call, Lq, Ld, q_lengths, lengths
+):
+    given = [None if n is None else torch.tensor(n).clamp_max(most) for n, most in ((lengths, Ld), (q_lengths, Lq))]
+    scores = call(Q[:, :Lq], D[:, :Ld], *given)
+    q, d = tokens(Q[:, :Lq], lengths=given[1]), tokens(D[:, :Ld], lengths=given[0])
+    expected, _ = reference.float64(q, d)
+    torch.testing.assert_close(scores.double(), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("chunk", [0, 1, 4, 9, 100])
 def test_chunks_of_any_size_give_what_one_piece_gives(chunk):
     expected = baselines.eager(Q, D, LENGTHS, Q_LENGTHS)

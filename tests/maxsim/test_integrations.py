@@ -98,3 +98,16 @@ def test_captures_inside_a_package_are_replaced_and_restored(monkeypatch: pytest
     assert user.maxsim_inbatch(_tokens(1, 1, 4), _tokens(1, 1, 4)).shape == (1, 1)  # type: ignore[attr-defined]
     integrations.unpatch("fakeengine")
     assert user.maxsim_inbatch is original  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("candidates", [False, True])
+def test_colpali_scores_take_its_keywords_and_have_its_dtype(candidates, dtype) -> None:
+    """`maxsim_inbatch(query, doc)` and `maxsim_kd(query, doc)` of its PyTorch code, written out."""
+    query = _tokens(3, 5, 16).to(dtype)
+    doc = (_tokens(3, 4, 7, 16) if candidates else _tokens(4, 7, 16)).to(dtype)
+    each = "bnd,bksd->bkns" if candidates else "bnd,csd->bcns"
+    expected = torch.einsum(each, query, doc).amax(dim=3).sum(dim=2)
+    scores = integrations._colpali_scores(query=query, doc=doc)
+    tolerance = 4 * torch.finfo(dtype).eps * 5
+    torch.testing.assert_close(scores, expected, rtol=tolerance, atol=tolerance)  # the dtype, too

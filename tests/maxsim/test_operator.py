@@ -32,11 +32,14 @@ def test_results_have_the_shape_of_their_pairing():
         ({"Q": Q.half()}, "D: dtype is torch.float32, of Q torch.float16"),
         ({"Q": Q[..., :7]}, "D: embedding dimension is 8, of Q 7"),
         ({"D": D.to("meta")}, "D: is on meta, Q on cpu"),
-        ({"Q": Q.to("meta"), "D": D.to("meta")}, "Q, D: are on the device meta, which holds no numbers"),
+        ({"Q": Q.to("meta"), "D": D.to("meta")}, "^Q: is on the device meta, which holds no numbers"),
         ({"pairing": "pairs"}, "D: 6 documents for 2 queries"),
         ({"pairing": "each"}, "pairing: 'each' is not one of all, pairs, candidates"),
         ({"precision": "fp16"}, "precision: 'fp16' is not one of ieee, tf32"),
         ({"path": "cuda"}, "path: 'cuda' is not one of"),
+        ({"pairing": ["all"]}, r"^pairing: \['all'\] is not one of all, pairs, candidates"),
+        ({"precision": {"ieee"}}, r"^precision: \{'ieee'\} is not one of ieee, tf32"),
+        ({"path": {}}, r"^path: \{\} is not one of"),
         ({"path": "hopper"}, 'path: "hopper" needs an NVIDIA GPU'),
         ({"path": "portable"}, 'path: "portable" needs an NVIDIA GPU'),
         ({"D": D.view(2, 3, 7, 8)}, 'needs pairing="candidates"'),
@@ -54,6 +57,69 @@ def test_a_bad_argument_is_named(options, message):
     arguments = {"Q": Q, "D": D, **options}
     with pytest.raises(ValueError, match=message):
         maxsim.maxsim(arguments.pop("Q"), arguments.pop("D"), **arguments)
+
+
+ENTRANCES = pytest.mark.parametrize("call", [maxsim.maxsim, maxsim.maxsim_argmax, maxsim.explain])
+
+
+@ENTRANCES
+@pytest.mark.parametrize(
+    ("query", "options", "Nq"),
+    [
+        (Q[0], {}, 1),
+        (Q.flatten(0, 1), {"q_cu_seqlens": torch.tensor([0, 5, 10])}, 2),
+        (Q, {}, 2),
+        (Q, {"q_lengths": torch.tensor([5, 2])}, 2),
+        (maxsim.tokens(Q, role="Q"), {}, 2),
+        (Q[:0], {}, 0),
+    ],
+    ids=["one", "packed", "dense", "padded", "batch", "none"],
+)
+def test_candidates_for_another_number_of_queries_are_refused(call, query, options, Nq):
+    """Flattened, they would be dealt out anew: six documents are three each for two queries, and two for three."""
+    for count in {0, 1, 2, 3, 6} - {Nq}:
+        some = torch.zeros(count, 6, 7, 8)
+        with pytest.raises(ValueError, match=f"^D: candidates for {count} queries, but Q has {Nq}"):
+            call(query, some, pairing="candidates", **options)
+    call(query, torch.zeros(Nq, 6, 7, 8), pairing="candidates", **options)
+
+
+@pytest.mark.parametrize("K", [0, 3])
+@pytest.mark.parametrize("graded", [False, True])
+def test_no_queries_have_no_candidates_each(K, graded):
+    query, some = torch.zeros(0, 5, 8, requires_grad=graded), torch.zeros(0, K, 7, 8)
+    assert maxsim.maxsim(query, some, pairing="candidates").shape == (0, K)
+    packed = {"q_cu_seqlens": torch.zeros(1, dtype=torch.int64), "d_lengths": torch.zeros(0, K, dtype=torch.int32)}
+    assert maxsim.maxsim(query.view(0, 8), some, pairing="candidates", **packed).shape == (0, K)
+    scores, won = maxsim.maxsim_argmax(query, some, pairing="candidates")
+    assert (scores.shape, won.shape) == ((0, K), (0, K, 5))
+
+
+@ENTRANCES
+@pytest.mark.parametrize("name", ["Q", "D"])
+@pytest.mark.parametrize("documents", [D, D.view(2, 3, 7, 8)], ids=["documents", "candidates"])
+def test_what_is_neither_tensor_nor_batch_is_a_type_error_that_names_it(call, name, documents):
+    given = {"Q": Q, "D": documents, name: [[1.0]]}
+    with pytest.raises(TypeError, match=f"^{name}: expected a torch.Tensor or TokenBatch, got list"):
+        call(given["Q"], given["D"], pairing="candidates")
+
+
+@ENTRANCES
+@pytest.mark.parametrize("quantise", [maxsim.quantize_int8, maxsim.quantize_fp8])
+@pytest.mark.parametrize("names", ["Q", "D", "QD"])
+def test_codes_are_not_scored_as_if_they_were_embeddings(call, quantise, names):
+    """A batch of them would be: their scales would be left out."""
+    given = {"Q": maxsim.tokens(Q, role="Q"), "D": maxsim.tokens(D)}
+    given |= {name: quantise(given[name]).codes for name in names}
+    with pytest.raises(ValueError, match=rf"^{names[0]}: dtype is torch\.(int8|float8_e4m3fn); embeddings are float16"):
+        call(given["Q"], given["D"])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_the_reference_answers_in_float64_whatever_the_operands(dtype):
+    scores = maxsim.maxsim(Q.to(dtype), D.to(dtype), path="reference")
+    assert scores.dtype == torch.float64
+    assert maxsim.maxsim(Q.to(dtype), D.to(dtype)).dtype == torch.promote_types(dtype, torch.float32)
 
 
 def test_explain_gives_a_plan_that_can_be_printed_and_compared():
@@ -100,6 +166,22 @@ def test_autocast_does_not_change_what_is_multiplied():
     expected = maxsim.maxsim(Q, D)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert torch.equal(maxsim.maxsim(Q, D), expected)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"d_lengths": torch.tensor([7, 0, 1, 2, 3, 4])},
+        {"q_mask": torch.tensor([[1, 0, 1, 1, 0], [0, 1, 1, 0, 0]])},
+        {"precision": "tf32"},
+    ],
+    ids=["dense", "lengths", "mask", "tf32"],
+)
+def test_a_compiled_call_gives_the_scores_of_the_call_itself(options):
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda q, d: maxsim.maxsim(q, d, **options) * 2, backend="aot_eager")
+    assert torch.equal(compiled(Q, D), maxsim.maxsim(Q, D, **options) * 2)
 
 
 @pytest.mark.parametrize("name", ["Q", "D"])

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -111,6 +115,116 @@ def test_inside_no_switch_contradicts_another_and_outside_all_are_as_before(set_
     finally:
         torch.set_float32_matmul_precision(untouched)
         cuda.fp32_precision, cpu.fp32_precision = newer
+
+
+@pytest.fixture
+def untouched() -> Iterator[None]:
+    """The switches of this process, put back whatever a test leaves."""
+    cuda, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+    older, newer = torch.get_float32_matmul_precision(), (cuda.fp32_precision, cpu.fp32_precision)
+    yield
+    torch.set_float32_matmul_precision(older)
+    cuda.fp32_precision, cpu.fp32_precision = newer
+
+
+INSIDE = {"tf32": ["tf32", "ieee", True, "high"], "ieee": ["ieee", "ieee", False, "highest"]}
+
+
+@pytest.mark.parametrize("callers", ["high", "highest"])
+@pytest.mark.parametrize("first", INSIDE)
+@pytest.mark.usefixtures("untouched")
+def test_blocks_that_overlap_in_two_threads_leave_the_switches_as_they_were(first, callers):
+    """The second opens while the first is open and closes after it: what it saved would be what the first had set."""
+    torch.set_float32_matmul_precision(callers)
+    before, opened, closed = switches(), threading.Event(), threading.Event()
+
+    def second() -> None:
+        with reference.matmul_precision(first):
+            opened.set()
+            assert closed.wait(10)
+            assert switches() == INSIDE[first]
+
+    with ThreadPoolExecutor(1) as pool:
+        with reference.matmul_precision(first):
+            done = pool.submit(second)
+            assert opened.wait(10), "blocks of one precision run together"
+        closed.set()
+        done.result(10)
+    assert switches() == before
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("untouched")
+def test_a_block_of_the_other_precision_waits_until_the_first_is_closed():
+    opened = threading.Event()
+
+    def other() -> list[object]:
+        with reference.matmul_precision("tf32"):
+            opened.set()
+            return switches()
+
+    with ThreadPoolExecutor(1) as pool:
+        with reference.matmul_precision("ieee"):
+            seen = pool.submit(other)
+            assert not opened.wait(0.2)
+            assert switches() == INSIDE["ieee"]
+        assert seen.result(10) == INSIDE["tf32"]
+
+
+@pytest.mark.usefixtures("untouched")
+def test_blocks_nest_in_one_thread_and_an_exception_closes_them():
+    before = switches()
+
+    def within(*precisions: str) -> None:
+        if not precisions:
+            raise KeyError("inside")
+        with reference.matmul_precision(precisions[0]):
+            try:
+                within(*precisions[1:])
+            finally:
+                assert switches() == INSIDE[precisions[0]]
+
+    with pytest.raises(KeyError, match="inside"):
+        within("ieee", "tf32", "tf32", "ieee", "tf32")
+    assert switches() == before
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("untouched")
+def test_threads_that_nest_both_precisions_come_to_an_end_and_each_sees_its_own():
+    """Two threads, each in a block and asking for what the other's forbids, would wait for each other for ever."""
+    before, together = switches(), threading.Barrier(2)
+
+    def turn(outer: str, inner: str, meet: Callable[[], object]) -> None:
+        with reference.matmul_precision(outer):
+            meet()
+            assert switches() == INSIDE[outer]
+            with reference.matmul_precision(inner):
+                assert switches() == INSIDE[inner]
+            assert switches() == INSIDE[outer]
+
+    def both(seed: int) -> None:
+        turn("ieee", "tf32", lambda: together.wait(10) if seed < 2 else None)
+        for step in range(100):
+            turn(*(("ieee", "tf32") if (seed + step) % 2 else ("tf32", "ieee")), lambda: None)
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(both, range(2)))
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(both, range(2, 8)))
+    assert switches() == before
+
+
+@pytest.mark.usefixtures("untouched")
+def test_under_the_compiler_the_switches_are_those_of_the_call_and_not_of_the_tracing():
+    Q, D = torch.randn(2, 5, 8), torch.randn(6, 7, 8)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda: reference.blocked_fp32(tokens(Q), tokens(D)) * 2, backend="eager")
+    for callers in ("highest", "high", "highest"):
+        torch.set_float32_matmul_precision(callers)
+        before = switches()
+        assert torch.equal(compiled(), reference.blocked_fp32(tokens(Q), tokens(D)) * 2)
+        assert switches() == before
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

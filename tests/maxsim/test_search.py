@@ -304,7 +304,7 @@ def streams(monkeypatch) -> list[str]:
     monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream("copies"))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("compute"))
     monkeypatch.setattr(blocks, "_Slot", Slot)
-    monkeypatch.setattr(blocks, "move", lambda block, device: block)
+    monkeypatch.setattr(blocks, "move", lambda block, device: SimpleNamespace(device=device, was=block))
     return asked
 
 
@@ -325,7 +325,25 @@ def block_on(device: str) -> SimpleNamespace:
 def test_blocks_in_host_and_in_device_memory_come_once_and_in_order(streams, places):
     corpus = [block_on(place) for place in places]
     found = list(blocks.on_device(iter(corpus), torch.device("cuda")))
-    assert [id(block) for block in found] == [id(block) for block in corpus]
+    assert [id(getattr(block, "was", block)) for block in found] == [id(block) for block in corpus]
+
+
+@pytest.mark.parametrize("quantised", [False, True], ids=["embeddings", "codes"])
+def test_a_block_on_another_gpu_is_moved_to_the_one_that_scores(streams, monkeypatch, quantised):
+    where, elsewhere = torch.device("cuda:0"), torch.device("cuda:1")
+    if quantised:
+
+        class Codes(SimpleNamespace):
+            def to(self, device: torch.device) -> SimpleNamespace:
+                return SimpleNamespace(device=device, was=self)
+
+        monkeypatch.setattr(blocks, "QuantizedTokens", Codes)
+        corpus = [Codes(device=elsewhere), Codes(device=where)]
+    else:
+        corpus = [block_on("cuda:1"), block_on("cuda:0")]
+    found = list(blocks.on_device(iter(corpus), where))
+    assert [block.device for block in found] == [where] * 2
+    assert [id(block.was) for block in found] == [id(block) for block in corpus]
 
 
 def test_a_scan_that_ends_early_waits_for_the_copy_under_way(streams):

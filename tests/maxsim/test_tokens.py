@@ -8,9 +8,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import maxsim
-from maxsim.tokens import TokenBatch, documents_per_query, tokens
+from maxsim.tokens import TokenBatch, documents_per_query, require_numbers, tokens
 
 x = torch.arange(2 * 4 * 3, dtype=torch.float32).view(2, 4, 3)
 
@@ -207,6 +208,25 @@ class TestRefusals:
         with pytest.raises(ValueError, match=message):
             tokens(values)
 
+    @pytest.mark.parametrize(
+        ("shape", "options"),
+        [
+            ((2, 4, 3), {"lengths": torch.tensor([1, 2])}),
+            ((2, 4, 3), {"mask": torch.ones(2, 4, dtype=torch.bool)}),
+            ((8, 3), {"cu_seqlens": torch.tensor([0, 8])}),
+        ],
+        ids=["lengths", "mask", "offsets"],
+    )
+    @pytest.mark.parametrize("extent", ["meta", "cpu"])
+    def test_what_would_be_read_on_the_device_meta_is_refused_by_name(self, shape, options, extent):
+        given = {name: value.to(extent) for name, value in options.items()}
+        with pytest.raises(ValueError, match=r"^Q: is on the device meta, which holds no numbers; give tensors of"):
+            tokens(torch.ones(shape, device="meta"), **given, role="Q")
+
+    def test_a_selection_on_the_device_meta_is_refused_by_name(self):
+        with pytest.raises(ValueError, match=r"^index: is on the device meta"):
+            tokens(torch.ones(2, 4, 3, device="meta")).select(torch.tensor([0], device="meta"))
+
     def test_what_is_no_tensor_is_a_type_error(self):
         with pytest.raises(TypeError, match="Q: expected a torch"):
             tokens([[1.0]], role="Q")  # type: ignore[arg-type]
@@ -315,3 +335,20 @@ def test_a_view_with_the_negative_bit_is_read_with_its_sign(d):
     batch = tokens(x)
     assert not batch.values.is_neg()
     assert batch.values.eq(-2).all()
+
+
+def test_tensors_without_extents_are_described_on_the_device_meta_too():
+    """Nothing of them is read. The fake tensors of a tracing compiler are of this kind, and name a real device."""
+    batch = tokens(torch.ones(2, 4, 3, device="meta"))
+    assert (batch.count, batch.max_length, batch.d) == (2, 4, 3)
+    with FakeTensorMode():
+        require_numbers("Q", torch.ones(2).device)
+
+
+def test_a_batch_equals_itself_alone():
+    """Tensors compared element by element have no one answer, and `in` asks for one."""
+    one, other = tokens(x), tokens(x)
+    assert one == one
+    assert one != other
+    assert [other, one].index(one) == 1
+    assert len({one, other, one}) == 2

@@ -14,7 +14,7 @@ from torch import Tensor
 from maxsim import reference
 from maxsim.fused import launch
 from maxsim.fused.launch import LaunchPlan
-from maxsim.tokens import Pairing, TokenBatch, score_shape
+from maxsim.tokens import Pairing, TokenBatch, require_embeddings, require_numbers, score_shape
 
 Precision = Literal["ieee", "tf32"]
 Path = Literal["reference", "torch", "portable", "hopper"]
@@ -107,8 +107,9 @@ def check(q: TokenBatch, d: TokenBatch, pairing: Pairing, precision: Precision, 
         raise ValueError(f"path: {path!r} is not one of {', '.join(PATHS)}")
     if q.device != d.device:
         raise ValueError(f"D: is on {d.device}, Q on {q.device}; move one of them")
-    if q.device.type == "meta":
-        raise ValueError("Q, D: are on the device meta, which holds no numbers; give tensors of a processor or a GPU")
+    require_numbers("Q", q.device)
+    require_embeddings("Q", q.dtype)  # a batch may hold codes, whose scales would be left out
+    require_embeddings("D", d.dtype)
     if q.dtype != d.dtype:
         raise ValueError(f"D: dtype is {d.dtype}, of Q {q.dtype}; cast one of them, nothing is cast silently")
     if q.d != d.d:

@@ -33,7 +33,11 @@ def scores(Q: object, D: object, pairing: str, precision: str, path: str | None)
         Q, D: token batches, or dense tensors [Lq, d] | [Nq, Lq, d] and [Ld, d] | [B, Ld, d] without padding. Nothing
             is differentiated.
     """
-    found = _SEEN.get((layout(Q), layout(D), pairing, precision, path))
+    layouts = layout(Q), layout(D)
+    try:  # costs nothing while nothing is raised
+        found = _SEEN.get((*layouts, pairing, precision, path))
+    except TypeError:  # a choice that cannot be a key is none of those offered: `check` says so by its name
+        return None
     return None if found is None else found(Q, D)
 
 

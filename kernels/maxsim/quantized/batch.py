@@ -16,7 +16,7 @@ from maxsim.tokens import TokenBatch
 Per = Literal["token", "document"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # a value equals itself alone: tensors have no one answer to ==
 class QuantizedTokens:
     """Codes and scales of N sequences: embedding ≈ code · scale.
 

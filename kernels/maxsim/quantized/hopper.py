@@ -134,12 +134,12 @@ def score_hopper(
         epilogue: overrides `epilogue_of`.
     """
     shape = shape or launch_shape(q.count * max(1, q.codes.max_length), d.d)
+    if d.codes.values.shape[0] == 0:  # a tensor map needs a row; no document has a token to put there
+        best = torch.where(q.codes.row_lengths() > 0, -torch.inf, 0.0)
+        return best[:, None].repeat(1, d.count)
     tiles = query_tiles(q, shape.BM)
     out = tiles.output(d.count)
     if out.numel() == 0:
-        return tiles.finish(out)
-    if d.codes.values.shape[0] == 0:  # a tensor map needs a row; no document has a token to put there
-        out.fill_(-torch.inf)
         return tiles.finish(out)
     launch = _launch_tiles if by_tiles(shape, d) else _launch
     launch(tiles, d, out, shape, epilogue or epilogue_of(d))
@@ -147,7 +147,8 @@ def score_hopper(
         return out
     scores = torch.empty((tiles.count, d.count), dtype=torch.float32, device=out.device)
     add = kernel("add_parts", out.device.index or 0, (4,), ())
-    add((-(-d.count // 128), tiles.count), (), (out, scores), (d.count, tiles.parts))
+    # along x alone, which takes 2^31 - 1 programs: y takes 65 535, fewer than there may be queries
+    add((-(-d.count // 128) * tiles.count, 1), (), (out, scores), (d.count, tiles.parts))
     return scores
 
 

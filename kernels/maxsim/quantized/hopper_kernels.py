@@ -649,8 +649,9 @@ _SUM_RUNTIME = ("part_ptr", "out_ptr", "B", "parts")
 def add_parts(part_ptr, out_ptr, B, parts, num_warps: gl.constexpr):
     """out [Nq, B] fp32 from the parts [Nq, parts, B] of long queries, summed in fp64."""
     flat: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    n = gl.program_id(1).to(gl.int64)
-    doc = gl.program_id(0) * 128 + gl.arange(0, 128, layout=flat)
+    blocks = (B + 127) // 128
+    n = (gl.program_id(0) // blocks).to(gl.int64)
+    doc = gl.program_id(0) % blocks * 128 + gl.arange(0, 128, layout=flat)
     inside = doc < B
     total = gl.zeros([128], gl.float64, flat)
     for i in range(parts):

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from maxsim.quantized.batch import QuantizedTokens, owned_rows
 from maxsim.quantized.quantizers import quantize_fp8, quantize_int8
-from maxsim.tokens import TokenBatch, tokens
+from maxsim.tokens import Names, TokenBatch, named_tokens, require_embeddings, require_numbers
 
 FORMAT = "maxsim-index"
 VERSION = 1
@@ -33,7 +33,8 @@ MANIFEST = "manifest.json"
 Quantiser = Literal["int8_per_token", "int8_per_document", "fp8_per_token", "fp8_per_document", "none"]
 QUANTISERS = ("int8_per_token", "int8_per_document", "fp8_per_token", "fp8_per_document", "none")
 # Names of element types in a shard's header.
-_CODES = {"int8": ("I8",), "fp8": ("F8_E4M3",), "none": ("F16", "BF16", "F32")}
+_KEPT = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32"}  # by quantiser "none"
+_CODES = {"int8": ("I8",), "fp8": ("F8_E4M3",), "none": tuple(_KEPT.values())}
 
 
 class IndexFileError(ValueError):
@@ -147,15 +148,17 @@ def write_index(
 
     Args:
         path: folder, made if needed.
-        blocks: ids and embeddings ([N, L, d] or a `TokenBatch`, fp16 / bf16 / fp32) of consecutive documents. Memory
-            holds one block, so this is also the size of a shard.
+        blocks: ids and embeddings ([N, L, d] or a `TokenBatch`, fp16 / bf16 / fp32) of consecutive documents; all in
+            one dtype where nothing is quantised. Memory holds one block, so this is also the size of a shard.
         encoder: what made the embeddings; recorded, and must be the same when resuming.
         quantiser: see `QUANTISERS`; "none" keeps the embeddings as they are (for exact rescoring).
 
     Raises:
         IndexFileError: if the folder holds an index of other settings or other documents, or a finished one.
-        ValueError: for ids that do not match the block, are not strings, cannot be written as UTF-8 or occur twice; see
-            `quantize_int8`.
+        ValueError: for ids that do not match the block, are not strings, cannot be written as UTF-8 or occur twice; for
+            embeddings of another dtype or dimension than can be kept or than earlier blocks have, or on the device
+            meta; see `quantize_int8`.
+        TypeError: for a block that is neither a tensor nor a `TokenBatch`.
     """
     if quantiser not in QUANTISERS:
         raise ValueError(f"quantiser = {quantiser!r}: choose one of {', '.join(QUANTISERS)}")
@@ -165,10 +168,11 @@ def write_index(
     manifest = _resume(folder, encoder, quantiser)
     written = [_ids(folder / shard["file"], shard["documents"]) for shard in manifest["shards"]]
     seen = {name for names in written for name in names}
+    kept = _header(folder / _name(0))["codes"][0] if written and quantiser == "none" else None
     for i, (ids, block) in enumerate(blocks):
         names = list(ids)
-        batch = block if isinstance(block, TokenBatch) else tokens(block)
-        _check_block(names, batch, manifest, i)
+        batch = named_tokens(Names(f"block {i}"), block)
+        _check_block(names, batch, manifest, i, kept)
         if i < len(written):
             if names != written[i]:
                 raise IndexFileError(f"{folder / _name(i)}: holds other documents than block {i}; use a new folder")
@@ -178,6 +182,8 @@ def write_index(
                 raise ValueError(f"block {i}: id {name!r} occurs twice")
             seen.add(name)
         manifest["d"] = batch.d
+        if quantiser == "none":
+            kept = _KEPT[batch.dtype]
         manifest["shards"].append(_write_shard(folder / _name(i), names, batch, quantiser))
         _write_manifest(folder, manifest)
     manifest["complete"] = True
@@ -185,13 +191,21 @@ def write_index(
     return Index(folder, manifest)
 
 
-def _check_block(names: list[str], batch: TokenBatch, manifest: dict[str, Any], i: int) -> None:
+def _check_block(names: list[str], batch: TokenBatch, manifest: dict[str, Any], i: int, kept: str | None) -> None:
+    """ValueError for a block that cannot be written; `kept`: element type of earlier blocks that are not quantised."""
+    require_embeddings(f"block {i}", batch.dtype)
+    require_numbers(f"block {i}", batch.device)
     if len(names) != batch.count:
         raise ValueError(f"block {i}: {len(names)} ids for {batch.count} documents")
     for name in names:
         _require_utf8(f"block {i}: id", name)
     if manifest["d"] not in (None, batch.d):
         raise ValueError(f"block {i}: d = {batch.d}, but earlier blocks have d = {manifest['d']}")
+    if manifest["quantiser"] == "none":
+        if batch.dtype not in _KEPT:
+            raise ValueError(f"block {i}: dtype is {batch.dtype}; an index keeps float16, bfloat16 or float32")
+        if kept not in (None, _KEPT[batch.dtype]):
+            raise ValueError(f"block {i}: dtype is {batch.dtype}, but earlier blocks hold {kept}; give all in one")
 
 
 def _require_utf8(what: str, text: object) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from maxsim.quantized.batch import QuantizedTokens, owned_rows
+from maxsim.reference import matmul_precision
 from maxsim.tokens import TokenBatch
 
 _EXACT_IN_FP32 = 1 << 24
@@ -33,8 +34,14 @@ def score_integer(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> Tensor
     """Scores [Nq, B] fp32 of every query with every document, in the order of operations above, on any device.
 
     A query that is a `TokenBatch` (fp16, bf16, fp32) meets the codes as it is: products and sums are then fp32 in the
-    order of the library. FP8 codes likewise.
+    order of the library. FP8 codes likewise. IEEE arithmetic whatever the process-wide switches and autocast say, which
+    would round codes to 16 bits.
     """
+    with matmul_precision("ieee"), torch.autocast(d.device.type, enabled=False):
+        return _score(q, d)
+
+
+def _score(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> Tensor:
     query = q.codes if isinstance(q, QuantizedTokens) else q
     q_rows, q_owner = owned_rows(query)
     wide = _dtype(q, d)

@@ -14,6 +14,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.runtime.interpreter import InterpretedFunction
 
 from maxsim.quantized.batch import QuantizedTokens
 from maxsim.quantized.tiles import query_tiles
@@ -51,18 +52,18 @@ def _tile(
 
 @triton.jit
 def maxsim_quantized(
-    q_ptr, qs_ptr, d_ptr, ds_ptr, start_ptr, len_ptr, out_ptr, B, q_rows, n_qt, pitch, max_len, d, q_stride, d_stride,
-    G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, NK: tl.constexpr, KIND: tl.constexpr,
-    PER_TOKEN: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_LENGTHS: tl.constexpr,
+    q_ptr, qs_ptr, d_ptr, ds_ptr, start_ptr, len_ptr, out_ptr, first, B, q_rows, n_qt, pitch, max_len, d, q_stride,
+    d_stride, G: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, NK: tl.constexpr,
+    KIND: tl.constexpr, PER_TOKEN: tl.constexpr, HAS_STARTS: tl.constexpr, HAS_LENGTHS: tl.constexpr,
 ):  # fmt: skip
-    """out_ptr [q_rows / G, B]: sums over G query rows of the best similarity with document `program // n_qt`.
+    """out_ptr [q_rows / G, B]: sums over G query rows of the best similarity with document first + program // n_qt.
 
     q_ptr [q_rows, d], qs_ptr [q_rows] fp32 (0: no token), d_ptr [R, d], ds_ptr [R] or [B] fp32. KIND: "int8" (both
     sides INT8), "fp8" (both e4m3, multiplied as fp16), "mixed" (floating query, codes converted to its dtype).
     """
     pid = tl.program_id(0).to(tl.int64)
     tile = pid % n_qt
-    doc = pid // n_qt
+    doc = first + pid // n_qt
     start = doc * pitch
     if HAS_STARTS:
         start = tl.load(start_ptr + doc)
@@ -106,6 +107,10 @@ def maxsim_quantized(
     tl.store(out_ptr + group * B + doc, sums.to(out_ptr.dtype.element_ty), mask=group < q_rows // G)
 
 
+INTERPRETED = isinstance(maxsim_quantized, InterpretedFunction)  # TRITON_INTERPRET was set when this was imported
+_GRID_LIMIT = (1 << 31) - 1  # programs along x
+
+
 def launch_shape(kind: str, rows: int, longest: int, d: int) -> dict[str, int]:
     """Tile, warps and stages for `rows` query rows and documents up to `longest` tokens of dimension d."""
     BM = min(128, max(16, triton.next_power_of_2(rows)))
@@ -128,14 +133,16 @@ def score_portable(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> Tenso
     codes = d.codes
     n_qt = triton.cdiv(tiles.rows, shape["BM"])
     absent = out  # never read: stands in for a pointer
+    most = max(1, _GRID_LIMIT // n_qt)  # documents of a launch, and one launch as a rule
     with torch.cuda.device(out.device) if out.is_cuda else contextlib.nullcontext():
-        maxsim_quantized[(n_qt * d.count,)](
-            tiles.values, tiles.scales, codes.values, d.scales, absent if codes.starts is None else codes.starts,
-            absent if codes.lengths is None else codes.lengths, out, d.count, tiles.rows, n_qt, codes.pitch,
-            codes.max_length, d.d, tiles.values.stride(0), codes.values.stride(0), G=tiles.group,
-            NK=triton.cdiv(d.d, shape["BK"]), KIND=kind, PER_TOKEN=d.kind == "token",
-            HAS_STARTS=codes.starts is not None, HAS_LENGTHS=codes.lengths is not None, **shape,
-        )  # fmt: skip
+        for first in range(0, d.count, most):
+            maxsim_quantized[(n_qt * min(most, d.count - first),)](
+                tiles.values, tiles.scales, codes.values, d.scales, absent if codes.starts is None else codes.starts,
+                absent if codes.lengths is None else codes.lengths, out, first, d.count, tiles.rows, n_qt, codes.pitch,
+                codes.max_length, d.d, tiles.values.stride(0), codes.values.stride(0), G=tiles.group,
+                NK=triton.cdiv(d.d, shape["BK"]), KIND=kind, PER_TOKEN=d.kind == "token",
+                HAS_STARTS=codes.starts is not None, HAS_LENGTHS=codes.lengths is not None, **shape,
+            )  # fmt: skip
     return tiles.finish(out)
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from maxsim.quantized.batch import Per, QuantizedTokens, owned_rows
-from maxsim.tokens import TokenBatch, tokens
+from maxsim.tokens import Names, TokenBatch, named_tokens, require_embeddings, require_numbers
 
 _BLOCK_ELEMENTS = 1 << 25  # rows are converted in blocks, at most 128 MiB of fp32 scratch at a time
 _LARGEST = 2.0**100  # above it 1.5 * 2^23 * scale could overflow in the kernel; no embedding is near
@@ -44,7 +44,8 @@ def quantize_int8(
 
     Raises:
         ValueError: for a NaN, an Inf or a magnitude above 2^100 in a valid token, with the place of the first; for
-            documents that share rows and one scale a document.
+            documents that share rows and one scale a document; for codes, which are quantised already; for tensors on
+            the device meta; that names the argument, for what `maxsim.tokens` refuses.
     """
     return _quantize(_batch(X, mask, lengths, cu_seqlens), per, 127.0, torch.int8)
 
@@ -81,7 +82,7 @@ def scale_of(absmax: Tensor, levels: float) -> Tensor:
 
 def _batch(X: Tensor | TokenBatch, mask: Tensor | None, lengths: Tensor | None, cu: Tensor | None) -> TokenBatch:
     if not isinstance(X, TokenBatch):
-        return tokens(X, mask=mask, lengths=lengths, cu_seqlens=cu)
+        return named_tokens(Names("X"), X, mask=mask, lengths=lengths, cu_seqlens=cu)
     if mask is not None or lengths is not None or cu is not None:
         raise ValueError("X is a TokenBatch, which has its own lengths: drop mask, lengths and cu_seqlens")
     return X
@@ -90,8 +91,8 @@ def _batch(X: Tensor | TokenBatch, mask: Tensor | None, lengths: Tensor | None, 
 def _quantize(batch: TokenBatch, per: Per, levels: float, dtype: torch.dtype) -> QuantizedTokens:
     if per not in ("token", "document"):
         raise ValueError(f"per = {per!r}: choose 'token' or 'document'")
-    if not batch.dtype.is_floating_point:
-        raise ValueError(f"embeddings of {batch.dtype} cannot be quantised; give fp16, bf16, fp32 or float64")
+    require_embeddings("X", batch.dtype)  # a batch may hold codes, whose scales would be left out
+    require_numbers("X", batch.device)
     R, d = batch.values.shape
     rows, owner = owned_rows(batch)
     valid = torch.zeros(R, dtype=torch.bool, device=batch.device)

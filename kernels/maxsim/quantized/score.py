@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maxsim.quantized.batch import QuantizedTokens
 from maxsim.quantized.integer import score_integer
-from maxsim.tokens import TokenBatch
+from maxsim.tokens import TokenBatch, require_embeddings, require_numbers
 
 Path = Literal["reference", "portable", "hopper"]
 
@@ -22,11 +22,11 @@ def score(q: QuantizedTokens | TokenBatch, d: QuantizedTokens, *, path: Path | N
     """MaxSim of every query with every document over quantised documents.
 
     Args:
-        q: queries quantised in the format of `d` (the fast mode), or a floating `TokenBatch`, whose tokens meet INT8
-            documents dequantised on chip, tile by tile.
+        q: queries quantised in the format of `d` (the fast mode), or a `TokenBatch` of embeddings, whose tokens meet
+            INT8 documents dequantised on chip, tile by tile.
         d: quantised documents, dense, masked or packed; one scale a token or a document.
-        path: "hopper" (sm_90), "portable" (sm_80 and later, FP8 sm_89) or "reference" (any device); None picks the
-            first that can run.
+        path: "hopper" (sm_90), "portable" (sm_80 and later, FP8 sm_89; a CPU under TRITON_INTERPRET=1) or "reference"
+            (any device); None picks the first that can run.
 
     Returns:
         [Nq, B] fp32; −inf for a document without tokens, 0 for a query without tokens. For INT8 queries all paths
@@ -42,9 +42,10 @@ def score(q: QuantizedTokens | TokenBatch, d: QuantizedTokens, *, path: Path | N
     if path == "reference":
         return score_integer(q, d)
     if path == "portable":
-        if d.codes.dtype != torch.int8 and chosen == "reference" and d.device.type == "cuda":
+        from maxsim.quantized.portable import INTERPRETED, score_portable
+
+        if chosen == "reference" and not (INTERPRETED and d.device.type == "cpu"):
             raise ValueError(f"path = 'portable' cannot run this: {why_not}. Leave path out")
-        from maxsim.quantized.portable import score_portable
 
         return score_portable(q, d)
     if path != "hopper":
@@ -59,14 +60,21 @@ def score(q: QuantizedTokens | TokenBatch, d: QuantizedTokens, *, path: Path | N
 def _check(q: QuantizedTokens | TokenBatch, d: QuantizedTokens) -> None:
     if not isinstance(d, QuantizedTokens):
         raise ValueError(f"documents are {type(d).__name__}: quantise them first (maxsim.quantize_int8)")
+    if not isinstance(q, QuantizedTokens | TokenBatch):
+        raise ValueError(
+            f"queries are {type(q).__name__}: quantise them (maxsim.quantize_int8) or wrap them (maxsim.tokens)"
+        )
     if q.d != d.d:
         raise ValueError(f"queries have d = {q.d}, documents d = {d.d}")
     if q.device != d.device:
         raise ValueError(f"queries are on {q.device}, documents on {d.device}: move one of them")
+    require_numbers("queries", q.device)
     if isinstance(q, QuantizedTokens):
         if q.codes.dtype != d.codes.dtype:
             raise ValueError(f"query codes are {q.codes.dtype}, document codes {d.codes.dtype}: quantise both alike")
-    elif d.codes.dtype != torch.int8:
+        return
+    require_embeddings("queries", q.dtype)  # a batch may hold codes, whose scales would be left out
+    if d.codes.dtype != torch.int8:
         raise ValueError(f"document codes are {d.codes.dtype}: a query in {q.dtype} meets INT8 documents only")
 
 

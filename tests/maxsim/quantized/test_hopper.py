@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,8 +19,10 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon._runtime import GluonASTSource
 
 from maxsim.fused.hopper_launch import parameters
-from maxsim.quantized import hopper_kernels, hopper_tiles, quantize_int8
+from maxsim.fused.offline import compile_offline
+from maxsim.quantized import hopper, hopper_kernels, hopper_tiles, quantize_fp8, quantize_int8
 from maxsim.quantized.hopper import EPILOGUES, HopperShape, by_tiles, contiguous, launch_shape, programs, unsupported
+from maxsim.quantized.integer import score_integer
 
 pytestmark = pytest.mark.skipif(
     os.environ.get("TRITON_INTERPRET") == "1", reason="Gluon is compiled, it cannot run in the interpreter"
@@ -214,3 +217,61 @@ def test_operands_that_a_tensor_map_cannot_address_are_named():
     assert "query codes" in (unsupported(replace(q, codes=replace(q.codes, values=shifted)), q) or "")
     narrow = torch.zeros(4, 33, dtype=torch.int8)[:, :32]
     assert "row stride is 33" in (unsupported(q, replace(q, codes=replace(q.codes, values=narrow))) or "")
+
+
+@pytest.mark.parametrize("quantise", [quantize_int8, quantize_fp8])
+@pytest.mark.parametrize("per", ["token", "document"])
+@pytest.mark.parametrize("Lq", [9, 300])
+@pytest.mark.parametrize("lengths", [None, [0, 0, 0], [0, 1, 9]])
+def test_documents_without_a_row_score_as_empty_ones_and_an_empty_query_scores_zero(quantise, per, Lq, lengths):
+    given = None if lengths is None else torch.tensor(lengths)
+    q, d = quantise(torch.ones(3, Lq, 16), lengths=given), quantise(torch.zeros(4, 0, 16), per)
+    scores = hopper.score_hopper(q, d)
+    assert scores.dtype == torch.float32
+    assert torch.equal(scores, score_integer(q, d))
+    packed = quantise(torch.zeros(0, 16), per, cu_seqlens=torch.zeros(5, dtype=torch.int64))
+    assert torch.equal(hopper.score_hopper(q, packed), scores)
+
+
+def test_the_grid_that_adds_parts_lies_along_x(monkeypatch):
+    """A grid has 2^31 - 1 places along x and 65 535 along y, fewer than there may be queries."""
+    grids = []
+    monkeypatch.setattr(hopper, "kernel", lambda name, *_: lambda grid, *_: grids.append((name, grid)))
+    for name in ("_launch", "_launch_tiles"):
+        monkeypatch.setattr(hopper, name, lambda *_: None)
+    hopper.score_hopper(quantize_int8(torch.ones(3, 300, 16)), quantize_int8(torch.ones(129, 2, 16)))
+    many = hopper.QueryTiles(torch.empty(0), torch.empty(0), 128, 2, 70_000)
+    monkeypatch.setattr(hopper, "query_tiles", lambda *_: many)
+    hopper.score_hopper(quantize_int8(torch.ones(1, 300, 16)), quantize_int8(torch.ones(1, 2, 16)))
+    assert grids == [("add_parts", (3 * 2, 1)), ("add_parts", (70_000, 1))]
+
+
+@pytest.mark.parametrize(("Nq", "parts", "B"), [(1, 2, 1), (3, 3, 128), (4, 2, 129), (2, 5, 300)])
+def test_parts_of_every_query_are_added_by_its_own_programs(monkeypatch, Nq, parts, B):
+    """The kernel's own source, a program at a time, over tensors of a processor."""
+    given = torch.rand(Nq, parts, B, dtype=torch.float64, generator=torch.Generator().manual_seed(B))
+    out = torch.full((Nq * B,), torch.nan)
+
+    def load(at, mask, other):
+        return torch.where(mask, given.flatten()[torch.where(mask, at, 0)], other)
+
+    def store(at, value, mask):
+        assert out[at[mask]].isnan().all(), "written once"
+        out[at[mask]] = value[mask]
+
+    for program in range(-(-B // 128) * Nq):
+        language = SimpleNamespace(
+            program_id=lambda axis, program=program: torch.tensor(program if axis == 0 else 0, dtype=torch.int32),
+            arange=lambda first, last, layout: torch.arange(first, last, dtype=torch.int32),
+            zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
+            load=load, store=store, BlockedLayout=lambda *_: None, constexpr=None,
+            int64=torch.int64, float32=torch.float32, float64=torch.float64,
+        )  # fmt: skip
+        monkeypatch.setattr(hopper_kernels, "gl", language)
+        hopper_kernels.add_parts.fn(0, 0, B, parts, 4)
+    assert torch.equal(out.view(Nq, B), given.sum(1).float())
+
+
+def test_the_kernel_that_adds_parts_compiles_for_sm_90():
+    signature = {"part_ptr": "*fp64", "out_ptr": "*fp32", "B": "i32", "parts": "i32"}
+    assert compile_offline(hopper_kernels.add_parts, signature, {"num_warps": 4}, 90).spills == 0

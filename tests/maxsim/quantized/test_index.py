@@ -189,6 +189,60 @@ def test_a_block_that_cannot_be_written_is_refused(tmp_path, block, message):
         write_index(tmp_path, [block], encoder="e")
 
 
+@pytest.mark.parametrize("quantiser", QUANTISERS)
+@pytest.mark.parametrize(
+    ("block", "error", "message"),
+    [
+        (torch.ones(2, 3, 4, device="meta"), ValueError, "is on the device meta, which holds no numbers"),
+        (tokens(torch.ones(2, 3, 4, device="meta")), ValueError, "is on the device meta, which holds no numbers"),
+        (quantize_int8(torch.ones(2, 3, 4)).codes, ValueError, r"dtype is torch\.int8; embeddings are"),
+        (quantize_fp8(torch.ones(2, 3, 4)).codes, ValueError, r"dtype is torch\.float8_e4m3fn; embeddings are"),
+        (torch.ones(2), ValueError, r"shape is \(2,\)"),
+        ([[1.0], [1.0]], TypeError, r"expected a torch\.Tensor or TokenBatch, got list"),
+    ],
+    ids=["meta", "batch on meta", "int8", "fp8", "shape", "list"],
+)
+def test_what_is_no_block_of_embeddings_is_refused_by_its_number(tmp_path, quantiser, block, error, message):
+    given = [(["a", "b"], torch.ones(2, 3, 4)), (["c", "d"], block)]
+    with pytest.raises(error, match=f"^block 1: {message}"):
+        write_index(tmp_path, given, encoder="e", quantiser=quantiser)
+
+
+def test_embeddings_that_a_shard_cannot_keep_are_refused_before_they_are_written(tmp_path):
+    """They would be written, and then no index of them could be opened."""
+    with pytest.raises(ValueError, match=r"^block 0: dtype is torch\.float64; an index keeps float16, bfloat16 or"):
+        write_index(tmp_path, [(["a"], torch.ones(1, 2, 4).double())], encoder="e", quantiser="none")
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
+        folder = tmp_path / str(dtype)
+        write_index(folder, [(["a"], torch.ones(1, 2, 4).to(dtype))], encoder="e", quantiser="none")
+        assert open_index(folder).shard(0).dtype == dtype
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_embeddings_that_are_kept_are_all_of_one_dtype(tmp_path, resumed):
+    first, second = (["a"], torch.ones(1, 2, 4).half()), (["b"], torch.ones(1, 2, 4))
+
+    def interrupted():
+        yield first
+        raise KeyboardInterrupt
+
+    if resumed:
+        with pytest.raises(KeyboardInterrupt):
+            write_index(tmp_path, interrupted(), encoder="e", quantiser="none")
+        with pytest.raises(ValueError, match=r"^block 0: dtype is torch\.float32, but earlier blocks hold F16"):
+            write_index(tmp_path, [(["a"], torch.ones(1, 2, 4))], encoder="e", quantiser="none")
+    with pytest.raises(ValueError, match=r"^block 1: dtype is torch\.float32, but earlier blocks hold F16"):
+        write_index(tmp_path, [first, second], encoder="e", quantiser="none")
+    write_index(tmp_path, [first, (["b"], second[1].half())], encoder="e", quantiser="none")
+    assert [shard.dtype for shard in open_index(tmp_path)] == [torch.float16] * 2
+
+
+def test_blocks_of_several_dtypes_are_quantised_into_one_index(tmp_path):
+    given = [([str(t)], torch.ones(1, 2, 4).to(t)) for t in (torch.float16, torch.bfloat16, torch.float32)]
+    write_index(tmp_path, given, encoder="e")
+    assert open_index(tmp_path).count == 3
+
+
 def test_an_id_of_an_earlier_run_counts_when_resuming(tmp_path):
     def interrupted():
         yield ["a"], torch.ones(1, 2, 4)

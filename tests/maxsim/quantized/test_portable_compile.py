@@ -30,7 +30,7 @@ def test_it_compiles_within_its_budget(arch, kind, rows, d):
     query, document = TYPES[kind]
     pointers = {"q_ptr": query, "d_ptr": document, "start_ptr": "*i64", "len_ptr": "*i32"}
     pointers |= dict.fromkeys(("qs_ptr", "ds_ptr", "out_ptr"), "*fp32")
-    integers = dict.fromkeys(("B", "q_rows", "n_qt", "pitch", "max_len", "d", "q_stride", "d_stride"), "i32")
+    integers = dict.fromkeys(("first", "B", "q_rows", "n_qt", "pitch", "max_len", "d", "q_stride", "d_stride"), "i32")
     constants = {"G": 32, "BM": shape["BM"], "BN": shape["BN"], "BK": shape["BK"], "NK": -(-d // shape["BK"])}
     constants |= {"KIND": kind, "PER_TOKEN": True, "HAS_STARTS": True, "HAS_LENGTHS": True}
     got = compile_offline(

@@ -9,6 +9,7 @@ from maxsim import tokens
 from maxsim.quantized import QuantizedTokens, quantize_fp8, quantize_int8, quantize_stream
 from maxsim.quantized.batch import move, owned_rows
 from maxsim.quantized.quantizers import scale_of
+from maxsim.tokens import TokenBatch
 
 PER = pytest.mark.parametrize("per", ["token", "document"])
 
@@ -149,12 +150,48 @@ def test_selected_documents_carry_their_scales(per):
         (lambda: quantize_int8(unit(2, 3, 4), "row"), "per = 'row'"),
         (lambda: quantize_int8(tokens(unit(2, 3, 4)), lengths=torch.tensor([1, 2])), "TokenBatch"),
         (lambda: QuantizedTokens(tokens(unit(2, 3, 4)), torch.ones(2), "token"), "one fp32 scale a token"),
-        (lambda: quantize_int8(quantize_int8(unit(2, 3, 4)).codes), "torch.int8"),
+        (lambda: quantize_int8(unit(2)), r"^X: shape is \(2,\)"),
+        (lambda: quantize_fp8(torch.ones(2, 3, dtype=torch.int8)), r"^X: dtype is torch\.int8"),
+        (lambda: quantize_int8(unit(2, 3, 4), lengths=torch.tensor([1])), "^lengths: shape"),
+        (lambda: quantize_fp8(unit(2, 3, 4), mask=torch.ones(2, 4, dtype=torch.bool)), "^mask: shape"),
+        (lambda: quantize_int8(unit(6, 4), cu_seqlens=torch.tensor([0, 5])), "^cu_seqlens: ends at 5, but X has 6"),
     ],
 )
 def test_wrong_arguments_are_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@PER
+@pytest.mark.parametrize("again", [quantize_int8, quantize_fp8])
+@pytest.mark.parametrize("first", [quantize_int8, quantize_fp8])
+def test_codes_are_not_quantised_again(per, again, first):
+    """Their scales would be lost."""
+    with pytest.raises(ValueError, match=r"^X: dtype is torch\.(int8|float8_e4m3fn); embeddings are float16"):
+        again(first(unit(2, 3, 4)).codes, per)
+
+
+@PER
+@pytest.mark.parametrize("quantise", [quantize_int8, quantize_fp8])
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([1, 2], device="meta")])
+def test_tensors_without_numbers_are_refused_by_name(per, quantise, batched, lengths):
+    X = torch.ones(2, 3, 4, device="meta")
+    given = TokenBatch(X.view(6, 4), 2, 3, 3, lengths=lengths) if batched else X
+    with pytest.raises(ValueError, match=r"^X: is on the device meta, which holds no numbers; give tensors of"):
+        quantise(given, per, **({} if batched else {"lengths": lengths}))
+
+
+def test_what_is_no_tensor_is_a_type_error_that_names_it():
+    with pytest.raises(TypeError, match=r"^X: expected a torch\.Tensor or TokenBatch, got list"):
+        quantize_int8([[1.0]])
+
+
+def test_quantised_tokens_equal_themselves_alone():
+    one, other = quantize_int8(unit(2, 3, 4)), quantize_int8(unit(2, 3, 4))
+    assert one == one
+    assert one != other
+    assert [other, one].index(one) == 1
 
 
 @pytest.mark.parametrize("shape", [(0, 5, 8), (3, 0, 8), (1, 1, 1)])

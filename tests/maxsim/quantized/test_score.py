@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from maxsim import reference, tokens
-from maxsim.quantized import QuantizedTokens, quantize_fp8, quantize_int8, score
+from maxsim.quantized import QuantizedTokens, portable, quantize_fp8, quantize_int8, score
 from maxsim.quantized.integer import score_integer
 from maxsim.tokens import TokenBatch
 
@@ -206,11 +206,66 @@ def test_documents_without_a_single_token_score_minus_infinity(scores):
         (lambda q, d: score(q, tokens(unit(1, 2, 8))), "quantise them first"),
         (lambda q, d: score(q, d, path="fast"), "path = 'fast'"),
         (lambda q, d: score(q, d, path="hopper"), "operands are on cpu"),
+        (lambda q, d: score(q, d, path="portable"), "path = 'portable' cannot run this: the operands are on cpu"),
+        (lambda q, d: score(tokens(unit(1, 2, 8)), d, path="portable"), "path = 'portable' cannot run this"),
+        (lambda q, d: score(unit(1, 2, 8), d), r"^queries are Tensor: quantise them \(maxsim.quantize_int8\) or wrap"),
+        (lambda q, d: score([[1.0]], d), "^queries are list: quantise them"),
+        (lambda q, d: score(q.codes, d), r"^queries: dtype is torch\.int8; embeddings are"),
+        (lambda q, d: score(quantize_fp8(unit(1, 2, 8)).codes, d), r"^queries: dtype is torch\.float8_e4m3fn"),
+        (lambda q, d: score(q.to("meta"), d.to("meta")), "^queries: is on the device meta"),
     ],
 )
 def test_operands_that_do_not_belong_together_are_refused_by_name(call, message):
     with pytest.raises(ValueError, match=message):
         call(quantize_int8(unit(1, 2, 8)), quantize_int8(unit(1, 2, 8)))
+
+
+@PER
+@pytest.mark.parametrize("quantise", [quantize_int8, quantize_fp8])
+@pytest.mark.parametrize("mixed", [False, True])
+@pytest.mark.parametrize("d", [40, 1200])
+def test_neither_autocast_nor_a_switch_changes_what_is_multiplied(per, quantise, mixed, d):
+    """Codes up to 127 times 127 are summed exactly in fp32, not in the 8 or 11 bits of a 16-bit product."""
+    if mixed and quantise is quantize_fp8:
+        pytest.skip("a query as it is meets INT8 documents only")
+    Q, documents = unit(2, 9, d), quantise(unit(5, 12, d, seed=1), per)
+    q = tokens(Q, role="Q") if mixed else quantise(Q)
+    expected = score(q, documents)
+    cpu = torch.backends.mkldnn.matmul
+    before, cpu.fp32_precision = cpu.fp32_precision, "bf16"
+    try:
+        assert torch.equal(score(q, documents), expected)
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype=dtype):
+                assert torch.equal(score(q, documents), expected)
+        assert cpu.fp32_precision == "bf16"
+    finally:
+        cpu.fp32_precision = before
+
+
+@PER
+@pytest.mark.parametrize("limit", [1, 7, 20])
+def test_more_programs_than_a_grid_holds_are_several_launches(interpreter, monkeypatch, per, limit):
+    q, d = quantize_int8(unit(3, 150, 16)), quantize_int8(unit(5, 9, 16, seed=1), per)
+    tiles, grids = 6, []  # of 128 query rows: two for each query
+
+    class Recorder:
+        def __getitem__(self, grid: tuple[int]) -> Callable[..., None]:
+            return lambda *arguments, **_: grids.append((grid[0], arguments[7]))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(portable, "_GRID_LIMIT", limit)
+        patch.setattr(portable, "maxsim_quantized", Recorder())
+        portable.score_portable(q, d)
+    most = max(1, limit // tiles)
+    assert grids == [(tiles * min(most, 5 - first), first) for first in range(0, 5, most)]
+    change = "from maxsim.quantized import portable; portable._GRID_LIMIT = {}"
+    interpreter.submit(exec, change.format(limit)).result(timeout=240)
+    try:
+        scores = interpreter.submit(score, q, d, path="portable").result(timeout=240)
+    finally:
+        interpreter.submit(exec, change.format(portable._GRID_LIMIT)).result(timeout=240)
+    assert torch.equal(scores, by_hand(q, d))
 
 
 @pytest.mark.gpu
