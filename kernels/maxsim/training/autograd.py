@@ -70,10 +70,11 @@ def maxsim_autograd(
         raise ValueError(f"save: {save!r} is not one of {', '.join(SAVES)}")
     q = q if q_values is None or q_values is q.values else replace(q, values=q_values)
     d = d if d_values is None or d_values is d.values else replace(d, values=d_values)
-    if may_overlap(q) and q.values.requires_grad:
-        q = _separated(q)
     geo = geometry(q, d, pairing)
-    plan = _Plan(geo, pairing, precision, path, choose_backward(q, d, geo, backward), save)
+    chosen = choose_backward(q, d, geo, backward)
+    if chosen != "torch" and may_overlap(q) and q.values.requires_grad:
+        q = _separated(q)  # torch adds rows up by itself
+    plan = _Plan(geo, pairing, precision, path, chosen, save)
     if torch.compiler.is_compiling():
         from maxsim.training.compiled import scores
 
@@ -144,6 +145,8 @@ def run_backward(
     if not (query or document):
         return None, None
     g = as_grid(g, 2)
+    if q.dtype != torch.float64:  # path="reference" gives float64 scores of any operands; kernels take an fp32 g
+        g = g.float()
     if winner is not None:
         return gradients(plan.backward, q, d, as_grid(winner, 3), g, geo, query=query, document=document)
     from maxsim.training.recompute import gradients_recomputed
@@ -152,7 +155,7 @@ def run_backward(
 
 
 def _separated(batch: TokenBatch) -> TokenBatch:
-    """A selection as a padded copy of its own, so that no two sequences own one row; autograd adds the copies up."""
+    """A batch as a padded copy of its own, so that no two sequences own one row; autograd adds the copies up."""
     x, _ = batch.padded()
     n, L, dim = x.shape
     return replace(
