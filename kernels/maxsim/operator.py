@@ -15,7 +15,7 @@ from maxsim import fused
 from maxsim.fused import launch, repeat
 from maxsim.fused.forward import Path, Precision, check
 from maxsim.fused.launch import LaunchPlan
-from maxsim.tokens import Pairing, TokenBatch, tokens
+from maxsim.tokens import Pairing, TokenBatch, tangents_exist, tokens
 
 Tokens = Tensor | TokenBatch
 
@@ -55,7 +55,8 @@ def maxsim(
         a second derivative raises.
 
     Raises:
-        ValueError: that names the argument; inside a transform of `torch.func` (vmap, jvp).
+        ValueError: that names the argument; inside a transform of `torch.func` (vmap, jvp, grad) and for operands with
+            a tangent of forward-mode differentiation.
         TypeError: for a Q or D that is neither a tensor nor a TokenBatch.
 
     Example:
@@ -63,7 +64,8 @@ def maxsim(
         tensor([2.])
     """
     plain = q_mask is q_lengths is q_cu_seqlens is d_mask is d_lengths is d_cu_seqlens is None
-    plain = plain and not torch.compiler.is_compiling()
+    # a repeated launch looks at addresses only: what carries a tangent goes on to `tokens`, which refuses it
+    plain = plain and not torch.compiler.is_compiling() and not tangents_exist()
     if plain and torch.is_grad_enabled():
         plain = not (_differentiable(Q) or _differentiable(D))
     if plain:

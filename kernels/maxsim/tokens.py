@@ -11,10 +11,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 EMBEDDING_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 Pairing = Literal["all", "pairs", "candidates"]
 PAIRINGS = ("all", "pairs", "candidates")
+IN_A_TRANSFORM = (
+    "Q, D: inside a transform of torch.func (vmap, jvp, grad), where a tensor has no memory that a kernel could read; "
+    "maxsim scores batches itself, [Nq, Lq, d] with [B, Ld, d], and its gradients come from torch.autograd"
+)
 INTEGER_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -105,6 +110,7 @@ class TokenBatch:
             ValueError: for an index that is not integral, on another device or out of range (checking synchronises),
                 or on the device meta.
         """
+        refuse_transforms(self.values, index)
         _require_integers("index", index, self.device)
         require_numbers("index", self.device)
         index = index.reshape(-1).to(torch.int64)
@@ -171,7 +177,8 @@ def tokens(
     them later changes the batch unchecked, so do not, or pass a clone. Other lengths, offsets and masks are copied.
 
     Raises:
-        ValueError: that names the argument, for anything that is not as described.
+        ValueError: that names the argument, for anything that is not as described; inside a transform of `torch.func`
+            and for values with a tangent of forward-mode differentiation.
         TypeError: for values that are not a tensor.
     """
     return named_tokens(Names(role, f"{role.lower()}_"), values, mask=mask, lengths=lengths, cu_seqlens=cu_seqlens)
@@ -210,6 +217,7 @@ def named_tokens(
     if isinstance(values, TokenBatch):
         if mask is not None or lengths is not None or cu_seqlens is not None:
             raise ValueError(f"{role}: already a TokenBatch; pass mask, lengths and cu_seqlens when it is built")
+        refuse_transforms(values.values, values.starts, values.lengths)
         return values
     if not isinstance(values, Tensor):
         raise TypeError(f"{role}: expected a torch.Tensor or TokenBatch, got {type(values).__name__}")
@@ -217,6 +225,7 @@ def named_tokens(
         raise ValueError(f"{role}: is a nested tensor; pass its packed rows with {name.cu_seqlens}")
     if values.layout != torch.strided:
         raise ValueError(f"{role}: layout is {values.layout}; pass a strided (dense) tensor")
+    refuse_transforms(values, mask, lengths, cu_seqlens)
     values = values.resolve_neg()  # a view with the negative bit would be read with the other sign
     require_embeddings(role, values.dtype)
     extents = sum(x is not None for x in (mask, lengths, cu_seqlens))
@@ -247,6 +256,34 @@ def require_numbers(name: str, device: torch.device) -> None:
     """ValueError, naming the argument, for the device meta. The fake tensors of torch.compile name a real device."""
     if device.type == "meta":
         raise ValueError(f"{name}: is on the device meta, which holds no numbers; give tensors of a processor or a GPU")
+
+
+def refuse_transforms(*given: object) -> None:
+    """ValueError where a tensor among those given belongs to a transform of `torch.func` or carries a tangent.
+
+    Kernels read addresses: they would miss what a transform or forward-mode differentiation adds to a tensor, and what
+    is missed is zero in silence. Asked before anything else reads the tensors, which would end in errors of torch's own
+    or, on a processor, in a result. Costs two look-ups while there is neither.
+    """
+    if torch.compiler.is_compiling():  # which would break the graph at the questions below
+        return
+    if torch._C._are_functorch_transforms_active() and any(
+        isinstance(x, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(x) for x in given
+    ):
+        raise ValueError(IN_A_TRANSFORM)
+    if tangents_exist() and any(
+        isinstance(x, Tensor) and x.layout == torch.strided and forward_ad.unpack_dual(x).tangent is not None
+        for x in given
+    ):
+        raise ValueError(
+            "Q, D: carry a tangent of forward-mode differentiation (torch.autograd.forward_ad), which maxsim does not "
+            "propagate; its gradients come from torch.autograd.backward and grad"
+        )
+
+
+def tangents_exist() -> bool:
+    """Whether a level of forward-mode differentiation is open, without which no tensor has a tangent."""
+    return forward_ad._current_level >= 0
 
 
 def documents_per_query(q: TokenBatch, d: TokenBatch, pairing: Pairing) -> int:

@@ -11,6 +11,7 @@ import torch
 import maxsim
 from maxsim import LaunchPlan
 from maxsim.fused import repeat
+from maxsim.training import maxsim_autograd
 
 Q, D = torch.randn(2, 5, 8), torch.randn(6, 7, 8)
 
@@ -202,6 +203,103 @@ def test_a_transform_of_torch_func_is_refused_with_a_sentence(batched):
     for transform in (lambda: torch.func.vmap(score)(X), lambda: torch.func.jvp(score, (X,), (X,))):
         with pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
             transform()
+
+
+# how a caller says which tokens are valid
+FORMS = {
+    "plain": {},
+    "d_mask": {"d_mask": torch.ones(6, 7)},
+    "d_mask with holes": {"d_mask": torch.tensor([[1, 0, 1, 1, 0, 1, 1]] * 6)},
+    "q_mask": {"q_mask": torch.ones(2, 5)},
+    "d_lengths": {"d_lengths": torch.full((6,), 3)},
+    "q_lengths": {"q_lengths": torch.full((2,), 3)},
+    "d_cu_seqlens": {"d_cu_seqlens": torch.tensor([0, 3, 42])},
+    "q_cu_seqlens": {"q_cu_seqlens": torch.tensor([0, 10])},
+    "candidates": {"pairing": "candidates"},
+    "path": {"path": "reference"},
+}
+SCORERS = {
+    "maxsim": maxsim.maxsim,
+    "maxsim_argmax": lambda Q, D, **given: maxsim.maxsim_argmax(Q, D, **given)[0],
+    "explain": lambda Q, D, **given: maxsim.explain(Q, D, **given) and Q.sum(),
+    "no_grad": torch.no_grad()(maxsim.maxsim),
+}
+TRANSFORMS = {
+    "vmap": lambda f, x: torch.func.vmap(f)(torch.stack((x, x))),
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (x,)),
+    "vjp": lambda f, x: torch.func.vjp(f, x),
+    "grad": lambda f, x: torch.func.grad(lambda x: f(x).sum())(x),
+    "jacfwd": lambda f, x: torch.func.jacfwd(f)(x),
+    "jacrev": lambda f, x: torch.func.jacrev(f)(x),
+}
+
+
+def _operands(form: str) -> tuple[torch.Tensor, torch.Tensor, dict[str, object]]:
+    given = {k: v.bool() if k.endswith("mask") else v for k, v in FORMS[form].items()}
+    return Q.flatten(0, 1) if "q_cu_seqlens" in given else Q, D.flatten(0, 1) if "d_cu_seqlens" in given else D, given
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_every_transform_of_torch_func_is_refused_however_tokens_are_given(scorer, form, transform):
+    q, d, given = _operands(form)
+    for score, x in ((lambda x: SCORERS[scorer](x, d, **given), q), (lambda x: SCORERS[scorer](q, x, **given), d)):
+        with pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
+            TRANSFORMS[transform](score, x)
+
+
+@pytest.mark.parametrize("scorer", SCORERS)
+@pytest.mark.parametrize("form", [form for form in FORMS if form not in ("plain", "candidates", "path")])
+def test_masks_lengths_and_offsets_of_a_transform_are_refused_like_embeddings(scorer, form):
+    q, d, given = _operands(form)
+    ((name, x),) = given.items()
+    with pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
+        torch.func.vmap(lambda x: SCORERS[scorer](q, d, **{name: x}))(torch.stack((x, x)))
+
+
+def test_candidates_of_four_dimensions_and_batches_of_a_transform_are_refused_too():
+    candidates = D.view(2, 3, 7, 8)
+    built = maxsim.tokens(D)
+    index = torch.tensor([[1, 0], [2, 2]])
+    calls = (
+        lambda: torch.func.vmap(lambda x: maxsim.maxsim(Q, x, pairing="candidates"))(candidates[None]),
+        lambda: torch.func.vmap(lambda x: maxsim.tokens(x).count * x)(D[None]),
+        lambda: torch.func.vmap(lambda x: built.select(x).starts)(index),
+        lambda: torch.func.vmap(lambda x: maxsim.maxsim(Q, maxsim.TokenBatch(x, 6, 7, 7)))(D.view(1, 42, 8)),
+        lambda: torch.func.vmap(lambda x: maxsim_autograd(maxsim.tokens(Q), built, d_values=x))(D.view(1, 42, 8)),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
+            call()
+
+
+@pytest.mark.parametrize("graded", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scorer", SCORERS)
+def test_a_tangent_is_refused_however_tokens_are_given_and_never_dropped(scorer, form, graded):
+    q, d, given = _operands(form)
+    q, d = (x.clone().requires_grad_(graded) for x in (q, d))
+    with torch.autograd.forward_ad.dual_level():
+        SCORERS[scorer](q, d, **given)  # nothing has one yet
+        for dual in ("q", "d"):
+            a, b = (torch.autograd.forward_ad.make_dual(x, x) if n == dual else x for n, x in (("q", q), ("d", d)))
+            with pytest.raises(ValueError, match="carry a tangent of forward-mode differentiation"):
+                SCORERS[scorer](a, b, **given)
+            if form == "plain":
+                with pytest.raises(ValueError, match="carry a tangent of forward-mode differentiation"):
+                    maxsim_autograd(maxsim.tokens(Q), maxsim.tokens(D), a.view(-1, 8), b.view(-1, 8))
+
+
+def test_no_launch_is_repeated_for_operands_that_may_have_tangents(monkeypatch):
+    """It looks at addresses, and a tangent lies at another one."""
+    asked = []
+    monkeypatch.setattr(repeat, "scores", lambda *of: asked.append(of))
+    with torch.autograd.forward_ad.dual_level():
+        maxsim.maxsim(Q, D)
+    assert not asked
+    maxsim.maxsim(Q, D)
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("wrapped", [False, True], ids=["tensors", "batches"])

@@ -19,7 +19,7 @@ from maxsim.fused import hopper
 from maxsim.fused.hopper_launch import Boxes, DirectLaunch, RepeatedLaunch, tensor_map
 from maxsim.fused.hopper_plan import HopperPlan
 from maxsim.fused.launch import LaunchPlan
-from maxsim.tokens import Pairing, TokenBatch
+from maxsim.tokens import Pairing, TokenBatch, refuse_transforms
 
 _MOST = 1024  # layouts remembered; packed batches of ever new sizes must not grow the table without bound
 
@@ -78,15 +78,9 @@ def layout(x: object) -> tuple[Any, ...] | None:
             return x.layout
         if type(x) is Tensor and not x.is_neg():  # not a subclass, which may be no memory at all
             return x.shape, x.stride(), x.dtype, x.get_device(), x.data_ptr() % 16
-    except RuntimeError:
-        values = x.values if isinstance(x, TokenBatch) else x
-        if isinstance(values, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(values):
-            raise ValueError(
-                "Q, D: inside a transform of torch.func (vmap, jvp, grad), where a tensor has no memory that a kernel "
-                "could read; maxsim scores batches itself, [Nq, Lq, d] with [B, Ld, d], and its gradients come from "
-                "torch.autograd"
-            ) from None
-        # sparse: `tokens` says so by the argument's name
+    except RuntimeError:  # no memory; of a sparse tensor `tokens` says so by the argument's name
+        pass
+    refuse_transforms(x.values if isinstance(x, TokenBatch) else x)
     return None
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from maxsim import fused
 from maxsim.fused.forward import Path, Precision
-from maxsim.tokens import Pairing, TokenBatch
+from maxsim.tokens import IN_A_TRANSFORM, Pairing, TokenBatch, refuse_transforms
 from maxsim.training.backward import BackwardPath, choose_backward, gradients
 from maxsim.training.geometry import Geometry, as_grid, geometry, may_overlap
 
@@ -64,20 +64,26 @@ def maxsim_autograd(
         derivative raises.
 
     Raises:
-        ValueError: for an unknown choice or one that cannot run, before anything is computed.
+        ValueError: for an unknown choice or one that cannot run, before anything is computed; inside a transform of
+            `torch.func` and for embeddings with a tangent of forward-mode differentiation. The backward pass, of an
+            upstream gradient that belongs to a transform or has a tangent.
     """
     if save not in SAVES:
         raise ValueError(f"save: {save!r} is not one of {', '.join(SAVES)}")
     q = q if q_values is None or q_values is q.values else replace(q, values=q_values)
     d = d if d_values is None or d_values is d.values else replace(d, values=d_values)
-    if may_overlap(q) and q.values.requires_grad:
-        q = _separated(q)
+    refuse_transforms(q.values, d.values)
     geo = geometry(q, d, pairing)
-    plan = _Plan(geo, pairing, precision, path, choose_backward(q, d, geo, backward), save)
+    chosen = choose_backward(q, d, geo, backward)
+    if chosen != "torch" and may_overlap(q) and q.values.requires_grad:
+        q = _separated(q)  # torch adds rows up by itself
+    plan = _Plan(geo, pairing, precision, path, chosen, save)
     if torch.compiler.is_compiling():
         from maxsim.training.compiled import scores
 
         return scores(q, d, plan.pairing, plan.precision, plan.path, plan.backward, plan.save)
+    if torch._C._are_functorch_transforms_active():  # of something else; it takes no autograd function like this one
+        raise ValueError(IN_A_TRANSFORM)
     return _MaxSim.apply(q.values, d.values, q, d, plan)
 
 
@@ -94,6 +100,7 @@ class _MaxSim(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        refuse_transforms(g)
         q_values, d_values, *winner = ctx.saved_tensors
         q, d = _with_values(ctx.batches[0], q_values), _with_values(ctx.batches[1], d_values)
         query, document = ctx.needs_input_grad[:2]
@@ -144,6 +151,8 @@ def run_backward(
     if not (query or document):
         return None, None
     g = as_grid(g, 2)
+    if q.dtype != torch.float64:  # path="reference" gives float64 scores of any operands; kernels take an fp32 g
+        g = g.float()
     if winner is not None:
         return gradients(plan.backward, q, d, as_grid(winner, 3), g, geo, query=query, document=document)
     from maxsim.training.recompute import gradients_recomputed
@@ -152,7 +161,7 @@ def run_backward(
 
 
 def _separated(batch: TokenBatch) -> TokenBatch:
-    """A selection as a padded copy of its own, so that no two sequences own one row; autograd adds the copies up."""
+    """A batch as a padded copy of its own, so that no two sequences own one row; autograd adds the copies up."""
     x, _ = batch.padded()
     n, L, dim = x.shape
     return replace(

@@ -53,14 +53,16 @@ def choose_backward(q: TokenBatch, d: TokenBatch, geo: Geometry, wanted: Backwar
     """
     if wanted is not None and wanted not in BACKWARDS:
         raise ValueError(f"backward: {wanted!r} is not one of {', '.join(BACKWARDS)}")
+    if wanted not in (None, "torch") and q.dtype == torch.float64:
+        raise ValueError(f"backward: {wanted!r} sums in fp32, Q is {q.dtype}; use 'torch' or None")
     shares_rows = may_overlap(d)
     if wanted in ("csr", "onehot") and shares_rows:
-        raise ValueError(f"backward: {wanted!r} needs documents of their own rows, D is a selection; use 'csr_sort'")
+        raise ValueError(f"backward: {wanted!r} needs documents of their own rows, but D shares some; use 'csr_sort'")
     if wanted not in (None, "torch") and q.device.type != "cuda" and not launch.runs_interpreted():
         raise ValueError(f"backward: {wanted!r} needs an NVIDIA GPU, Q is on {q.device}; use 'torch' or None")
     if wanted is not None:
         return wanted
-    if q.device.type != "cuda" or q.dtype.itemsize == 8:
+    if q.device.type != "cuda" or q.dtype == torch.float64:
         return "torch"
     return "csr_sort" if shares_rows else _measured(geo)
 

@@ -70,9 +70,11 @@ def _(
     from maxsim.fused.forward import argmax_dtype
 
     d = _batch(d_values, d_starts, d_lengths, d_sizes)
-    wide = torch.float64 if q_values.dtype == torch.float64 else torch.float32
-    saved = (0,) if choices.endswith("recompute") else (*shape, q_sizes[2])
-    kind = torch.int16 if choices.endswith("recompute") else argmax_dtype(d)
+    _, _, path, _, save = choices.split(",")
+    # the reference scores in float64 whatever it is given, and is what float64 operands go to
+    wide = torch.float64 if path == "reference" or q_values.dtype == torch.float64 else torch.float32
+    saved = (0,) if save == "recompute" else (*shape, q_sizes[2])
+    kind = torch.int16 if save == "recompute" else argmax_dtype(d)
     return q_values.new_empty(shape, dtype=wide), q_values.new_empty(saved, dtype=kind)
 
 

@@ -69,7 +69,8 @@ def csr(
 
     Returns:
         dQ [Rq, d] and dD [Rd, d] in the dtype of the embeddings, None where not wanted. Memory beside them, freed on
-        return: 4 bytes an entry (8 where a document has more than 65536) and 4 a document token.
+        return: 4 bytes an entry (8 where a document has more than 65536), and documents * (Ld * parts + 1) * 4 bytes of
+        offsets, where Ld is the length of the longest document and parts, 1 to 16, the bins of a row (see `Rows`).
     """
     rows = _empty_rows(winner, geo) if document else None
     dq = _queries_beside(q, d, winner, g, geo, rows, query_dtype or q.dtype if query else None)
@@ -219,8 +220,8 @@ def csr_sort(
 ) -> Gradients:  # fmt: skip
     """As `csr`, with one library sort over all rows of the buffer in place of the counting sort. Deterministic.
 
-    The only path for a `select`ion whose documents share rows: a row collects what all its documents won. Takes
-    about 50 bytes an entry while it sorts.
+    The only kernel path in a fixed order where documents share rows (see `may_overlap`): a row collects what all its
+    documents won. Takes about 50 bytes an entry while it sorts.
     """
     dq, _ = csr(q, d, winner, g, geo, query=query, document=False, query_dtype=query_dtype)
     if not document:
@@ -248,8 +249,8 @@ def onehot(
 ) -> Gradients:  # fmt: skip
     """dQ as `csr`; dD by one-hot matrix products, with no memory beside the gradients. Deterministic.
 
-    A query with an infinite or NaN component makes the gradient of every document it meets NaN, where `csr` confines it
-    to the rows that the token won.
+    An infinite or NaN component of a query, or upstream gradient of a pair of which neither is empty, makes the
+    gradient of every row of the document NaN, where `csr` confines it to the rows that were won.
     """
     dq, _ = csr(q, d, winner, g, geo, query=query, document=False, query_dtype=query_dtype)
     if not document:

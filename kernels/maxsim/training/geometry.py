@@ -59,8 +59,19 @@ def as_grid(x: Tensor, dims: int) -> Tensor:
 
 
 def may_overlap(batch: TokenBatch) -> bool:
-    """Whether two sequences may own the same rows: true of a `select`ion, never of what `tokens` builds."""
-    return batch.starts is not None and batch.total_rows is None and batch.dense_shape is None
+    """Whether two sequences may own the same rows, as far as the host knows.
+
+    True of a `select`ion, and of a dense tensor that `tokens` views in place where its sequences lie closer together
+    than they are long: expanded over the batch, or windows that slide over one sequence.
+    """
+    if batch.total_rows is not None:  # packed, or compacted
+        return False
+    if batch.starts is None:
+        return batch.count > 1 and batch.pitch < batch.max_length
+    if batch.dense_shape is None:
+        return True
+    N, L = batch.dense_shape  # left padding: sequences begin somewhere in their slots
+    return batch.values.shape[0] < N * L
 
 
 def slot_rows(batch: TokenBatch) -> int | None:

@@ -395,9 +395,9 @@ def document_rows_onehot(
                 x = x.to(tl.float32)
             hot = (j[:, None] == w[None, :]).to(x.dtype)
             part = tl.dot(hot, x, part, input_precision=DOT)
-        acc += tl.load(g + n.to(tl.int64) * stride_gn + k.to(tl.int64) * stride_gk) * part
-    if D_LENGTHS:  # an upstream NaN must not reach an empty document
-        acc = tl.where(tl.load(d_lengths + m) > 0, acc, 0.0)
+        # the first token of a query has a winner unless query or document is empty: then not even a NaN of g counts
+        weight = tl.load(g + n.to(tl.int64) * stride_gn + k.to(tl.int64) * stride_gk)
+        acc += tl.where(tl.load(own, mask=Lq > 0, other=-1) >= 0, weight, 0.0) * part
     row = _first_row(d_starts, m, d_pitch, D_STARTS) + j
     written = _written_rows(d_lengths, m, Ld, d_span, D_LENGTHS, D_SLOTS)
     mask = (j < written)[:, None] & (col < d)[None, :]

@@ -20,7 +20,7 @@ def gradients(
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     """dQ [Rq, d] and dD [Rd, d] in the embeddings' dtype, summed in fp32 (float64 for float64), query by query.
 
-    Deterministic on a CPU, where `index_add_` adds in order. Arguments as in `csr.csr`.
+    Deterministic. Arguments as in `csr.csr`.
     """
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     dq = torch.zeros(q.values.shape, dtype=wide, device=q.device) if query else None
@@ -35,8 +35,20 @@ def gradients(
         q_rows, d_rows = q_starts[pair + n] + token[i], d_starts[m] + won[pair, k, i]
         weight = g[n : n + step][pair, k].to(wide)[:, None]
         if dq is not None:
-            dq.index_add_(0, q_rows, weight * d.values[d_rows].to(wide))
+            _add_rows(dq, q_rows, weight * d.values[d_rows].to(wide))
         if dd is not None:
-            dd.index_add_(0, d_rows, weight * q.values[q_rows].to(wide))
+            _add_rows(dd, d_rows, weight * q.values[q_rows].to(wide))
     dq = None if dq is None else dq.to(query_dtype or q.dtype)
     return dq, None if dd is None else dd.to(document_dtype or d.dtype)
+
+
+def _add_rows(total: Tensor, rows: Tensor, x: Tensor) -> None:
+    """total[rows] += x, rows repeated or not, in one fixed order.
+
+    On a CPU `index_add_` adds in order and an accumulating `index_put_` by atomics. On a GPU it is the other way round:
+    `index_put_` sorts the rows first, which is also what `index_add_` becomes under torch's deterministic algorithms.
+    """
+    if total.device.type == "cpu":
+        total.index_add_(0, rows, x)
+    else:
+        total.index_put_((rows,), x, accumulate=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import maxsim
 from maxsim import baselines
-from maxsim.training import maxsim_autograd
+from maxsim.training import maxsim_autograd, torch_path
 from maxsim.training.autograd import SAVES
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -298,3 +300,95 @@ def test_a_step_does_not_wait_for_the_device():
         maxsim_autograd(q, d).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_an_upstream_gradient_of_a_transform_is_refused_with_a_sentence():
+    Q, D = leaf(2, 3, 8), leaf(4, 5, 8, seed=1)
+    scores = maxsim.maxsim(Q, D)
+    with pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
+        torch.func.vmap(lambda g: torch.autograd.grad(scores, (Q, D), g))(torch.randn(3, 2, 4))
+
+
+def test_a_tangent_of_the_upstream_gradient_is_refused_and_not_dropped():
+    Q, D = leaf(2, 3, 8), leaf(4, 5, 8, seed=1)
+    with torch.autograd.forward_ad.dual_level():
+        g = torch.autograd.forward_ad.make_dual(torch.randn(2, 4), torch.randn(2, 4))
+        with pytest.raises(ValueError, match="carry a tangent of forward-mode"):
+            torch.autograd.grad(maxsim.maxsim(Q, D), (Q, D), g)
+
+
+def test_embeddings_that_a_transform_does_not_know_cannot_be_trained_inside_it_and_can_be_scored():
+    Q, D = leaf(2, 3, 8), leaf(4, 5, 8, seed=1)
+    x = torch.randn(3)
+    with pytest.raises(ValueError, match=r"inside a transform of torch\.func"):
+        torch.func.vmap(lambda y: y * maxsim.maxsim(Q, D).sum())(x)
+    scored = torch.func.vmap(lambda y: y * maxsim.maxsim(Q.detach(), D.detach()).sum())(x)
+    torch.testing.assert_close(scored, x * maxsim.maxsim(Q, D).sum().detach())
+
+
+@pytest.mark.parametrize("form", ["dense", "lengths", "mask"])
+@pytest.mark.parametrize("inside", ["checkpoint", "reentrant checkpoint", "save_on_cpu", "anomaly detection"])
+def test_what_torch_does_around_autograd_changes_no_gradient(inside, form):
+    given: dict[str, Any] = {"lengths": {"d_lengths": torch.tensor([5, 0, 2, 1])}}.get(form, {})
+    if form == "mask":
+        given = {"d_mask": torch.tensor([[1, 0, 1, 1, 0]] * 4)}
+
+    def scores(Q: Tensor, D: Tensor) -> Tensor:
+        return maxsim.maxsim(Q, D, **given)
+
+    Q, D, g = leaf(2, 3, 8), leaf(4, 5, 8, seed=1), torch.randn(2, 4)
+    expected = torch.autograd.grad(scores(Q, D), (Q, D), g)
+    if "checkpoint" in inside:
+        again = torch.utils.checkpoint.checkpoint(scores, Q, D, use_reentrant="reentrant" in inside)
+        again.backward(g)
+    elif inside == "save_on_cpu":
+        with torch.autograd.graph.save_on_cpu():
+            scores(Q, D).backward(g)
+    else:
+        with torch.autograd.detect_anomaly(check_nan=False):
+            scores(Q, D).backward(g)
+    assert all(torch.equal(x.grad, e) for x, e in zip((Q, D), expected, strict=True))
+
+
+class _Calls(TorchDispatchMode):
+    """Names of the operators called on other devices than the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(args[0], Tensor) and args[0].device.type != "cpu":
+            self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_row_is_added_up_by_atomics_on_a_device_where_torch_has_such_an_operator():
+    """What a GPU is asked for, told without one: an accumulating `index_put_` sorts there, `index_add_` does not."""
+    with FakeTensorMode(), _Calls() as calls:
+        total = torch.zeros(4, 8, device="cuda", dtype=torch.float64)
+        torch_path._add_rows(total, torch.zeros(9, dtype=torch.int64, device="cuda"), total.new_ones(9, 8))
+    assert "index_put_" in calls.names
+    assert not {name for name in calls.names if name.startswith(("index_add", "scatter"))}
+
+
+@pytest.fixture
+def usual_algorithms() -> Iterator[None]:
+    """What a user has: the tests' way to fill uninitialised memory asks torch for deterministic algorithms as well."""
+    torch.use_deterministic_algorithms(False)
+    yield
+    torch.use_deterministic_algorithms(True, warn_only=True)
+
+
+@pytest.mark.usefixtures("usual_algorithms")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_the_torch_path_gives_the_same_bits_every_run_where_a_row_wins_often(device, dtype):
+    """Also on the side of a query that a selection repeats."""
+    Q, D = leaf(64, 64, 32, device=device, dtype=dtype), leaf(3, 4, 32, device=device, dtype=dtype, seed=1)
+    repeated = torch.arange(256, device=device) % 2
+    for q in (maxsim.tokens(Q), maxsim.tokens(Q).select(repeated)):
+        g = torch.randn(q.count, 3, generator=torch.Generator().manual_seed(2)).to(device, dtype)
+        runs = [
+            torch.autograd.grad(maxsim_autograd(q, maxsim.tokens(D), backward="torch"), (Q, D), g) for _ in range(5)
+        ]
+        assert all(torch.equal(x, y) for run in runs[1:] for x, y in zip(runs[0], run, strict=True))

@@ -67,6 +67,76 @@ def test_an_upstream_nan_does_not_reach_an_empty_document_or_query(backward, mak
     assert (dq.view(3, 6, -1)[1] == 0).all()
 
 
+@pytest.mark.parametrize("pairing", ["all", "pairs", "candidates"])
+@pytest.mark.parametrize("empty", ["query", "document", "both", "all documents, dense", "all queries, dense"])
+def test_what_an_upstream_gradient_of_an_empty_side_holds_moves_no_bit(backward, empty, pairing):
+    if not backward.deterministic and pairing != "pairs":
+        pytest.skip("atomics add in any order")
+    B = 6 if pairing == "candidates" else 3
+    Q = torch.randn(3, 0 if empty == "all queries, dense" else 5, 8)
+    D = torch.randn(B, 0 if empty == "all documents, dense" else 9, 8)
+    q_lengths = torch.tensor([5, 0, 2]) if empty in ("query", "both") else None
+    d_lengths = torch.tensor([9, 4, 0, 7, 0, 3])[:B] if empty in ("document", "both") else None
+    q, d = maxsim.tokens(Q, lengths=q_lengths), maxsim.tokens(D, lengths=d_lengths)
+    no_query = (q.row_lengths() == 0)[:, None]
+    no_document = d.row_lengths() == 0
+    nothing = no_query | (no_document if pairing == "all" else no_document.view(3, -1))
+    g = torch.randn(nothing.shape)
+    values = torch.tensor([torch.nan, torch.inf, -torch.inf]).repeat(g.numel())[: g.numel()].view(g.shape)
+    zero, odd = g.masked_fill(nothing, 0.0), torch.where(nothing, values, g)
+    if pairing == "pairs":
+        zero, odd = zero.squeeze(1), odd.squeeze(1)
+    for x, y in zip(backward(q, d, zero, pairing), backward(q, d, odd, pairing), strict=True):
+        assert x.isfinite().all()
+        assert torch.equal(x, y)
+
+
+@pytest.mark.parametrize("layout", ["expanded", "windows", "windows, left padding", "selection"])
+def test_a_row_of_several_documents_collects_the_gradients_of_all(backward, expected, layout):
+    if backward.name in ("csr", "onehot"):
+        pytest.skip("refuses documents that share rows")
+    left = torch.arange(6) >= torch.tensor([[0], [2], [6], [1], [0]])
+    windows = torch.randn(14, 8).unfold(0, 6, 2).mT
+    d = {
+        "expanded": lambda: maxsim.tokens(torch.randn(1, 6, 8).expand(5, 6, 8)),
+        "windows": lambda: maxsim.tokens(windows),
+        "windows, left padding": lambda: maxsim.tokens(windows, mask=left),
+        "selection": lambda: maxsim.tokens(torch.randn(3, 6, 8)).select(torch.tensor([2, 0, 2, 2, 1])),
+    }[layout]()
+    q, g = maxsim.tokens(torch.randn(3, 4, 8)), torch.randn(3, 5)
+    for x, e in zip(backward(q, d, g), expected(q, d, g, "all"), strict=True):
+        assert normwise(x, e) < 1e-6
+
+
+# in Triton's interpreter, whose process does not know the modules of tests: a string travels
+SHARED_QUERIES = """
+import torch, maxsim
+from maxsim.training import maxsim_autograd
+generator = torch.Generator().manual_seed(0)
+def values(kind):
+    x = torch.randn((14, 8), generator=generator)
+    views = {"expanded": x[:6].expand(5, 6, 8), "windows": x.unfold(0, 6, 2).mT}
+    batch = maxsim.tokens(views[kind])
+    batch.values.requires_grad_()
+    return batch
+def gradients(q, d, backward):
+    g = torch.randn((5, 5), generator=torch.Generator().manual_seed(1))
+    scores = maxsim_autograd(q, d, backward=backward, path="torch")
+    return torch.autograd.grad(scores, (q.values, d.values), g)
+for kind in ("expanded", "windows"):
+    q, shared, own = values(kind), values(kind), maxsim.tokens(torch.randn((5, 6, 8), generator=generator))
+    own.values.requires_grad_()
+    for d, backwards in ((own, ("csr", "csr_sort", "onehot", "atomic")), (shared, ("csr_sort", "atomic"))):
+        for backward in backwards:
+            for x, e in zip(gradients(q, d, backward), gradients(q, d, "torch")):
+                torch.testing.assert_close(x, e, msg=lambda m: f"{kind}, {backward}: {m}")
+"""
+
+
+def test_views_of_the_same_rows_get_the_same_gradients_from_every_path_on_either_side(poisoned_interpreter):
+    poisoned_interpreter.submit(exec, SHARED_QUERIES, {}).result(timeout=240)
+
+
 def test_garbage_in_padding_reaches_no_gradient(backward, expected):
     Q, D = torch.randn(2, 6, 16), torch.randn(3, 20, 16)
     Q[:, 4:], D[:, 11:] = float("nan"), float("inf")
