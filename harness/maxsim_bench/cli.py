@@ -15,8 +15,16 @@ import click
 
 from maxsim_bench import __version__
 from maxsim_bench.declare.experiment import PROFILES, DeclarationError
-from maxsim_bench.options import Finite, experiments_option, grid_options, json_option, places_options, results_option
-from maxsim_bench.printing import told_if_unwritable
+from maxsim_bench.options import (
+    Finite,
+    Folder,
+    experiments_option,
+    grid_options,
+    json_option,
+    places_options,
+    results_option,
+)
+from maxsim_bench.printing import any_letter_printed, told_if_unwritable
 from maxsim_bench.stopping import STOPPED, terminated_as_interrupted
 
 
@@ -29,6 +37,7 @@ class Commands(click.Group):
 
     def make_context(self, *given: Any, **extra: Any) -> click.Context:
         """As click makes it, where `--help` of the program is printed."""
+        any_letter_printed()
         with told_if_unwritable():
             return super().make_context(*given, **extra)
 
@@ -102,7 +111,7 @@ def plan(gpu: str | None, as_json: bool, **grid: Any) -> None:
 @click.option("--force", is_flag=True, help="Measure rows again that are finished.")
 @click.option("--timeout", type=Finite(min=1), help="Seconds for one backend of one cell.")
 @click.option("--dry-run", is_flag=True, help="Say what would be measured, and measure nothing.")
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/local]")
+@click.option("--into", type=Folder(), help="Write here. [default: RESULTS/local]")
 @results_option
 @json_option
 def run(
@@ -145,11 +154,9 @@ def run(
 @click.option("--depth", type=click.IntRange(min=1), default=100, show_default=True, help="Documents reranked a query.")
 @click.option("--limit", type=Finite(min=0), help="Largest |ΔnDCG@10| of an exact backend. [default: 5e-4]")
 @click.option("--data-dir", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Folder of data sets.")
-@click.option(
-    "--runs", type=click.Path(path_type=Path, file_okay=False), help="Write rankings here, as TREC run files."
-)
+@click.option("--runs", type=Folder(), help="Write rankings here, as TREC run files.")
 @click.option("--force", is_flag=True, help="Audit again what is finished.")
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/local]")
+@click.option("--into", type=Folder(), help="Write here. [default: RESULTS/local]")
 @experiments_option
 @results_option
 @json_option
@@ -279,7 +286,7 @@ def reproduce(element: str | None, dry_run: bool, **folders: Path) -> None:
     show_default=True,
     help="What makes the exit code 1; undecided: that or slower.",
 )
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Also write every format here.")
+@click.option("--into", type=Folder(), help="Also write every format here.")
 @click.option(
     "--format", "form", type=click.Choice(["markdown", "json", "html"]), default="markdown", show_default=True
 )
@@ -315,7 +322,7 @@ def compare(base: str, new: str, rev: bool, fail_on: str, into: Path | None, for
 @main.command()
 @click.option("--aa", "tries", type=click.IntRange(min=2), required=True, metavar="N", help="Tries on every cell.")
 @click.option("--within", type=Finite(min=1), metavar="SECONDS", help="Begin no further try after so long.")
-@click.option("--into", type=click.Path(path_type=Path, file_okay=False), help="Write here. [default: RESULTS/DEVICE]")
+@click.option("--into", type=Folder(), help="Write here. [default: RESULTS/DEVICE]")
 @places_options
 @json_option
 def selftest(tries: int, within: float | None, into: Path | None, as_json: bool, **folders: Path) -> None:
@@ -466,7 +473,7 @@ def evaluate(run_file: Path, qrels: Path, drop_own_id: bool, as_json: bool) -> N
 @click.option("--grid", type=(click.IntRange(min=1), click.IntRange(min=1)), help="Patches of a page, across and down.")
 @click.option("--first", type=click.IntRange(min=0), default=0, help="Document token that is the first patch.")
 @click.option(
-    "--into", type=click.Path(path_type=Path, file_okay=False), default=Path("figures/local/heatmaps"),
+    "--into", type=Folder(), default=Path("figures/local/heatmaps"),
     show_default=True, help="Write here.",
 )  # fmt: skip
 def heatmap(**given: Any) -> None:

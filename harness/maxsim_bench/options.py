@@ -41,10 +41,23 @@ class Finite(click.FloatRange):
         return number
 
 
+class Folder(click.Path):
+    """A folder, there or to be made. An empty name, as of a shell variable that is not set, is a usage error."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, file_okay=False)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The folder as a `Path`, or a usage error."""
+        if value == "":
+            self.fail("the name of the folder is empty; '.' is this one.", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 def experiments_option(command: F) -> F:
     """Where grids are declared."""
     return click.option(
-        "--experiments", type=click.Path(path_type=Path, file_okay=False), default=Path("experiments"),
+        "--experiments", type=Folder(), default=Path("experiments"),
         show_default=True, help="Folder of TOML files.",
     )(command)  # fmt: skip
 
@@ -52,7 +65,7 @@ def experiments_option(command: F) -> F:
 def results_option(command: F) -> F:
     """Where measured rows lie."""
     return click.option(
-        "--results", type=click.Path(path_type=Path, file_okay=False), default=Path("results"),
+        "--results", type=Folder(), default=Path("results"),
         show_default=True, help="Folder of measured rows; this machine writes below its `local`.",
     )(command)  # fmt: skip
 
@@ -75,7 +88,7 @@ def grid_options(command: F) -> F:
 
 def places_options(command: F) -> F:
     """Folders of the checkout that a report reads and writes."""
-    folder = click.Path(path_type=Path, file_okay=False)
+    folder = Folder()
     for option in (
         experiments_option,
         click.option("--results", type=folder, default=Path("results"), show_default=True, help="Measured rows."),

@@ -1,4 +1,5 @@
-"""Output that cannot be written: a full disk is one line and exit code 2, a reader that has left (`| head`) is nothing.
+"""Output that cannot be written: a full disk is one line and exit code 2, a reader that has left (`| head`) is nothing,
+a letter that the terminal's encoding lacks is escaped.
 
 Orchestration beside `cli.py`. Imports nothing of ours.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import traceback
@@ -41,6 +43,13 @@ def told_if_unwritable() -> Iterator[None]:
             print(f"Error: {told}", file=sys.stderr, flush=True)
         _mute()
         raise SystemExit(2) from None
+
+
+def any_letter_printed() -> None:
+    """Let what the encoding of standard output or error lacks (a Δ in Latin-1) be escaped, not end a command."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _mute() -> None:

@@ -253,6 +253,15 @@ def test_run_tells_before_the_first_cell_of_a_constraint_that_leaves_nothing_out
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [("run", "smoke", "--into"), ("report", "--results"), ("plan", "--experiments")])
+def test_a_folder_without_a_name_is_refused_before_anything_is_written_here(
+    invoke: Invoke, words: tuple[str, ...]
+) -> None:
+    done = invoke(*words, "")
+    assert done.exit_code == 2
+    assert "the name of the folder is empty" in done.output
+
+
 def test_run_measures_resumes_and_forces(invoke: Invoke) -> None:
     done = invoke("run", "tiny", "--timeout", "60")
     assert (done.exit_code, done.stdout) == (0, "measured: 3 ok; finished before: 0; rows in results/local\n")

@@ -41,6 +41,13 @@ def test_where_standard_error_too_is_full_the_exit_code_says_it() -> None:
         assert started("--help", stdout=nowhere, stderr=nowhere).returncode == 2
 
 
+def test_a_letter_that_the_encoding_lacks_is_escaped() -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": "latin1"}
+    done = started("help", "--markdown", stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\u" in done.stdout
+
+
 @pytest.mark.parametrize("words", [("--help",), ("help", "--markdown")])
 def test_a_reader_that_has_left_is_told_nothing(words: tuple[str, ...]) -> None:
     reader, writer = os.pipe()

@@ -63,7 +63,7 @@ class Cell(BaseModel):
     dataset: str | None = None
     split: str | None = None
     encoder: str | None = None
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)
     precision: Precision | None = None
     chunk: int | None = Field(default=None, ge=0)
     k: int | None = Field(default=None, ge=1)

@@ -1128,7 +1128,7 @@ def test_lengths_that_were_drawn_are_no_better_on_either_side(paper: Paper, made
         }  # fmt: skip
         assert float(found["mean_doc_len"].measured) == pytest.approx(mean, rel=1e-3)
     before = verdicts(71.4, None)["max_doc_len"]
-    assert (before.verdict, before.why) == ("not measured", "the row's extra figures hold no longest_document")
+    assert (before.verdict, before.why) == ("not measured", "the row was measured without longest_document")
     assert before.command.startswith("maxsim-bench run varlen --profile paper")
     assert before.command.endswith("--force")
 

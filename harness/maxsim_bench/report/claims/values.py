@@ -60,7 +60,7 @@ class Asked:
         """A figure that not every row holds; `again` where one measured now would."""
         found = json.loads(self.row.extra or "{}").get(key)
         if not isinstance(found, (int, float)):
-            raise NoValue(f"the row's extra figures hold no {key}", again=again)
+            raise NoValue(f"the row {'was measured without' if again else 'holds no'} {key}", again=again)
         return float(found)
 
     def like(self, **changes: Any) -> Row | None:
