@@ -37,7 +37,7 @@ def measured(
         baseline="eager", budget=TimingBudget(), ceilings=None, fresh=False, timeout_s=1.0,
     )  # fmt: skip
     conditions = Conditions(sm_clock_mhz=[clock])
-    frame = Frame(request, Hello("cuda", "NVIDIA H200", "GPU-0", {}, "env"), {}, None, 1, conditions)
+    frame = Frame(request, Hello("cuda", "NVIDIA H200", "GPU-0", {}, "env"), {}, None, None, 1, conditions)
     outcomes = {
         name: Outcome(timing=timing, baseline_timing=timings["eager"], interleaved_with=tuple(timings))
         for name, timing in timings.items()

@@ -83,7 +83,7 @@ def test_without_results_no_claim_is_confirmed_but_arithmetic(paper: Paper, made
     assert {e.measured_by for e in found.entries if e.verdict in ("holds", "better", "differs")} == {"arithmetic"}
     assert all(e.why for e in found.entries)
     assert found.basis() == (
-        "Of those that hold, are better or differ, so many are judged: "
+        "Judged not by a whole comparison with a measurement: "
         f"{found.counts()['holds']} by arithmetic over published sizes, redone here."
     )
     assert found.counts()["superseded"] == sum(c.superseded for c in paper.claims)

@@ -130,7 +130,7 @@ class Ledger:
             "by our own implementation, where the published one has nothing that can answer": self.stood_in(),
         }
         parts = [f"{count} {words}" for words, count in told.items() if count]
-        return f"Of those that hold, are better or differ, so many are judged: {'; '.join(parts)}." if parts else ""
+        return f"Judged not by a whole comparison with a measurement: {'; '.join(parts)}." if parts else ""
 
     def counts(self) -> dict[str, int]:
         """Verdict → how many claims."""
