@@ -71,8 +71,9 @@ class CellMeasurement:
                 self._no_room(error, self._ok())
         memory.forget_compiled()
         memory.settle(self.device)
-        shared = self.request, self.hello, self.work, self.input_bytes, self.longest_document
-        frame = Frame(*shared, self.sets, self.conditions)
+        frame = Frame(
+            self.request, self.hello, self.work, self.input_bytes, self.longest_document, self.sets, self.conditions
+        )
         rows = [build_row(frame, name, outcome) for name, outcome in self.outcomes.items()]
         samples = {
             row.key: sample_record(self.outcomes[row.backend], self.conditions) for row in rows if row.status == "ok"
