@@ -84,7 +84,7 @@ def _baseline(function: Callable[..., Tensor], **fixed: Any) -> Callable[..., Te
 
 
 @pytest.fixture(scope="session")
-def interpreter() -> Iterator[ProcessPoolExecutor]:
+def interpreter(can_interpret: None) -> Iterator[ProcessPoolExecutor]:
     """A process in which `path="portable"` is simulated on the CPU. In this process kernels stay what is compiled."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patch:

@@ -12,6 +12,7 @@ from maxsim_bench.interpreted import SHAPES, InterpreterError, check_shape, inte
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("can_interpret")
 def test_every_shape_agrees_with_the_reference() -> None:
     checks = interpreter_check()
     assert len(checks) == len(SHAPES) >= 20

@@ -15,8 +15,9 @@ pytestmark = [
 ]
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 SPILLED_BYTES = 8  # one address a thread, in the loop over chunks of d = 1024; nothing else may spill
-# A recorded exception: long FP8 queries at d = 1024 on sm_90, where the Hopper kernel is chosen (up to d = 2048).
-SPILLED_BYTES_OF = {("fp8", 90, 1024, 1024): 48}
+# Recorded exceptions: long FP8 queries at d = 1024 on sm_90, where the Hopper kernel is chosen (up to d = 2048), and
+# queries as given on sm_100 with triton 3.6 (3.7 spills nothing more than the address).
+SPILLED_BYTES_OF = {("fp8", 90, 1024, 1024): 48, ("mixed", 100, 1024, 1024): 32}
 TYPES = {"int8": ("*i8", "*i8"), "fp8": ("*fp8e4nv", "*fp8e4nv"), "mixed": ("*fp16", "*i8")}
 
 

@@ -129,7 +129,7 @@ def test_words_that_are_no_whole_groups_are_refused() -> None:
 
 
 @pytest.fixture(scope="module")
-def interpreted() -> Iterator[Callable[..., Any]]:
+def interpreted(can_interpret: None) -> Iterator[Callable[..., Any]]:
     """`kernels.read` in triton's interpreter, which is chosen when triton is imported: in a process of its own."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         with pytest.MonkeyPatch.context() as patch:
