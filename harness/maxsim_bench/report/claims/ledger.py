@@ -232,7 +232,7 @@ def _remedy(claim: Claim, context: _Context, *, again: bool) -> str:
         return f"{command} --force" if command else ""
     if not claim.baseline:
         return reason(claim, paper, declared).command
-    base = claim.of_baseline()
+    base = paper.baseline(claim)
     if claim.metric == "speedup" and declared_together(claim, base, paper, declared):
         command = reason(base.model_copy(update={"baseline": claim.backend}), paper, declared).command
         return f"{command} --force" if command else ""
@@ -281,7 +281,7 @@ def _judged(claim: Claim, context: _Context) -> _Found:
 
 def _in_part(claim: Claim, found: Answer, paper: Paper) -> str:
     """Why what was measured, or what it is divided by, compares in part only."""
-    base = (who.part for _, who in answering(claim.of_baseline(), paper)) if claim.baseline else ()
+    base = (who.part for _, who in answering(paper.baseline(claim), paper)) if claim.baseline else ()
     return "; ".join(dict.fromkeys(part for part in (found.who.part, *base) if part))
 
 

@@ -114,7 +114,7 @@ def baseline_rows(rows: Sequence[Row], claim: Claim, paper: Paper, index: Index)
 
     None where it was not measured. Times of two cells were not taken in turn, so their ratio is one of medians.
     """
-    theirs = claim.of_baseline()
+    theirs = paper.baseline(claim)
     found: list[Row | None] = []
     for row in rows:
         base = next((b for b in _on_the_same_cell(row, theirs, paper, index) if b is not None), None)

@@ -62,9 +62,14 @@ class Claim(_Strict):
         parts = (part.partition("=") for part in self.variant.split(";") if part)
         return {name.strip(): value.strip() for name, _, value in parts}
 
-    def of_baseline(self) -> Claim:
-        """The same number of the claim's baseline; "fp32 baseline" among the variants is its dtype."""
+    def of_baseline(self, variant: str = "") -> Claim:
+        """The same number of the claim's baseline; "fp32 baseline" among the variants is its dtype.
+
+        `variant` is what the claim's columns leave unsaid of the baseline.
+        """
         changes: dict[str, str] = {"backend": self.baseline, "baseline": ""}
+        if variant:
+            changes["variant"] = f"{self.variant};{variant}" if self.variant else variant
         if "fp32 baseline" in self.variants:
             changes["dtype"] = "fp32_tf32"
         return self.model_copy(update=changes)
@@ -241,7 +246,20 @@ class Kept(_Strict):
         return self.tensor in ("gathered", "graph_slack")
 
 
-Resident = Literal["inputs", "prepared", "own", "fp32_inputs"]
+class Unsaid(_Strict):
+    """What a ratio's columns leave unsaid of its baseline, as the baseline's own claim or its protocol has it.
+
+    Attributes:
+        element, metric, Nq: which claims; variant: of their baseline, written as in claims.csv.
+    """
+
+    element: str
+    metric: str
+    Nq: int
+    variant: str
+
+
+Resident = Literal["inputs", "prepared", "own", "fp32_inputs", "queries"]
 
 
 class Scratch(_Strict):
@@ -249,11 +267,14 @@ class Scratch(_Strict):
 
     Attributes:
         bytes: by the published card, "any" for all of them; resident: tensors of the cell instead.
+        beside_argmax: bytes held at a moment of their own, when of what a step allocates only the winning tokens (int32)
+            were there: a peak beside that of the whole step, whichever is larger.
         why: as a reader is told, with its source.
     """
 
     bytes: dict[str, int] = {}
     resident: tuple[Resident, ...] = ()
+    beside_argmax: int = 0
     why: str
 
 
@@ -261,7 +282,7 @@ class Peak(_Strict):
     """What a published peak counts beside what a call allocates.
 
     Attributes:
-        resident, bytes, why: counted with every reading.
+        resident, bytes, why: counted with every reading; beside_argmax: as of `Scratch`, of no reading but those.
         kept: by our backend, what its namesake held that it does not, or the reverse. A verdict is on bytes that were
             measured, so this is told beside it, by its size; `kept_counts` asks for that reading.
         scratch: names of what may stand in the published number as well. Nothing is "better" that one of these
@@ -270,6 +291,7 @@ class Peak(_Strict):
 
     resident: tuple[Resident, ...]
     bytes: int = 0
+    beside_argmax: int = 0
     why: str = ""
     kept: dict[str, Kept] = {}
     kept_counts: bool = False
@@ -294,6 +316,7 @@ class Correspondence(_Strict):
     rules: tuple[Rule, ...]
     fill: tuple[Fill, ...] = ()
     unmeasured: tuple[Unmeasured, ...] = ()
+    unsaid: tuple[Unsaid, ...] = ()
     peaks: dict[str, Peak]
     scratch: dict[str, Scratch] = {}
     printed: tuple[Printed, ...] = ()
@@ -355,6 +378,12 @@ class Paper:
         """Why no row answers the claim, where the mapping says so."""
         return next((u for u in self.mapping.unmeasured if u.covers(claim)), None)
 
+    def baseline(self, claim: Claim) -> Claim:
+        """The same number of the claim's baseline, with what the claim's columns leave unsaid."""
+        asked = (claim.paper_element, claim.metric, claim.Nq)
+        said = (u.variant for u in self.mapping.unsaid if (u.element, u.metric, u.Nq) == asked)
+        return claim.of_baseline(next(said, ""))
+
     def fill(self, claim: Claim) -> Fill | None:
         """The cells that an incomplete claim speaks of."""
         return next(
@@ -379,7 +408,10 @@ class Paper:
                 held = [self.mapping.scratch[name] for name in names]
                 more = sum(one.bytes.get(claim.gpu, one.bytes.get("any", 0)) for one in held)
                 resident = tuple(name for one in held for name in one.resident)
-                changes = {"bytes": peak.bytes + more, "resident": peak.resident + resident}
+                changes = {
+                    "bytes": peak.bytes + more, "resident": peak.resident + resident,
+                    "beside_argmax": sum(one.beside_argmax for one in held),
+                }  # fmt: skip
                 yield peak.model_copy(update=changes), "; ".join(one.why for one in held)
 
 

@@ -113,7 +113,7 @@ def _declared(
         grid = declared.grid(experiment, CARD, profile)
         fits = [planned for planned in grid if cell_fits(planned.cell, claim, rule, who, fill)]
         if together:
-            fits = [planned for planned in fits if _has(planned, claim.of_baseline(), paper)]
+            fits = [planned for planned in fits if _has(planned, paper.baseline(claim), paper)]
         for backend in allowed(who, claim):
             able = [planned.cell for planned in fits if backend in planned.backends]
             if able:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from maxsim_bench.declare.estimate import known_gpus
+from maxsim_bench.declare.cell import Cell
+from maxsim_bench.declare.estimate import DTYPE_BYTES, known_gpus
 from maxsim_bench.record.row import Row
 from maxsim_bench.record.samples import common_rounds
 from maxsim_bench.report import counted, names
@@ -29,6 +30,7 @@ _RESIDENT: dict[str, Callable[[Row], int]] = {
     "prepared": lambda row: row.prepare_bytes or 0,
     "own": lambda row: row.prepare_bytes or row.input_bytes or 0,
     "fp32_inputs": lambda row: (row.input_bytes or 0) * (1 if row.cell.dtype == "fp32" else 2),
+    "queries": lambda row: (row.cell.Nq or 1) * (row.cell.Lq or 0) * (row.cell.d or 0) * DTYPE_BYTES[row.cell.dtype or "fp16"],
 }
 
 
@@ -113,7 +115,15 @@ def footprint(row: Row, peak: Peak) -> float:
     if row.peak_extra_bytes is None:
         raise NoValue("the row holds no memory reading", again=True)
     resident = sum(_RESIDENT[name](row) for name in peak.resident)
-    return row.peak_extra_bytes + resident + peak.bytes + (_kept_bytes(row, peak) if peak.kept_counts else 0)
+    allocated = row.peak_extra_bytes
+    if peak.beside_argmax:
+        allocated = max(allocated, _argmax_bytes(row.cell) + peak.beside_argmax)
+    return allocated + resident + peak.bytes + (_kept_bytes(row, peak) if peak.kept_counts else 0)
+
+
+def _argmax_bytes(cell: Cell) -> int:
+    """The winning token of every query token and document, int32."""
+    return 4 * (cell.Nq or 1) * (cell.B or 0) * (cell.Lq or 0)
 
 
 def _kept_bytes(row: Row, peak: Peak) -> int:
@@ -213,7 +223,7 @@ def _error_ratio(asked: Asked) -> float:
 def _residual_gb(asked: Asked) -> float:
     """Peak beside inputs, gradients (as large as the inputs) and, for a kernel that keeps one, the int32 argmax."""
     row, cell = asked.row, asked.row.cell
-    argmax = 0 if "eager" in asked.claim.backend else 4 * (cell.Nq or 1) * (cell.B or 0) * (cell.Lq or 0)
+    argmax = 0 if "eager" in asked.claim.backend else _argmax_bytes(cell)
     beside = asked.peak.model_copy(update={"resident": (), "bytes": 0})
     return (footprint(row, beside) - _RESIDENT["inputs"](row) - argmax) / 1e9
 
