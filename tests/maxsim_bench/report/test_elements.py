@@ -36,6 +36,29 @@ def test_every_metric_has_a_table_and_a_figure_over_each_axis_that_varies(made: 
     assert "forward/latency-over-Nq" not in names
 
 
+def test_a_line_of_times_names_what_was_measured_in_another_sitting(made: Any) -> None:
+    """Most of a line is one sitting; of two equal ones the newer is. A paper's table has no room for it."""
+    at = {"eager": "10:00", "eager_tf32": "10:04", "chunked": "10:09", "fused": "10:31", "flash_maxsim": "09:49"}
+
+    def rows(B: int, *backends: str) -> list[Row]:
+        stamped = made.sweep([made.cell(B=B)], backends)
+        return [r.model_copy(update={"measured_at": f"2026-01-02T{at[r.backend]}:00+00:00"}) for r in stamped]
+
+    lines = [*rows(10, *at), *rows(100, "eager", "chunked"), *rows(1000, "chunked", "fused")]
+    shown = found(made.results(lines))
+    table = shown["forward/latency"]
+    assert dict(zip(table.frame["B"], table.frame["apart"], strict=True)) == {
+        10: "flash-maxsim; fused (ours)", 100: "", 1000: "chunked",
+    }  # fmt: skip
+    assert "more than ten minutes from the others of the line" in table.caption
+    assert "| apart |" in table.markdown()
+    assert "& apart" not in table.latex()
+    assert "apart" not in shown["forward/memory"].frame
+    together = found(made.results(rows(10, "eager", "chunked")))["forward/latency"]
+    assert "apart" not in together.markdown()
+    assert "ten minutes" not in together.caption
+
+
 def searched(made: Any, B: int, ceiling: str, extra: str) -> Row:
     at = made.cell("search_scaling", op="search", k=10, B=B, timing_policy="host")
     row: Row = made.modelled(at, "fused").model_copy(update={"backend": "search", "ceiling": ceiling, "extra": extra})

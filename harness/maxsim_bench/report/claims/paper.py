@@ -267,8 +267,8 @@ class Scratch(_Strict):
 
     Attributes:
         bytes: by the published card, "any" for all of them; resident: tensors of the cell instead.
-        beside_argmax: bytes held at a moment of their own, when of what a step allocates only the winning tokens (int32)
-            were there: a peak beside that of the whole step, whichever is larger.
+        beside_argmax: bytes held at a moment of their own, when of what a step allocates only the winning tokens
+            (int32) were there: a peak beside that of the whole step, whichever is larger.
         why: as a reader is told, with its source.
     """
 

@@ -30,7 +30,7 @@ _RESIDENT: dict[str, Callable[[Row], int]] = {
     "prepared": lambda row: row.prepare_bytes or 0,
     "own": lambda row: row.prepare_bytes or row.input_bytes or 0,
     "fp32_inputs": lambda row: (row.input_bytes or 0) * (1 if row.cell.dtype == "fp32" else 2),
-    "queries": lambda row: (row.cell.Nq or 1) * (row.cell.Lq or 0) * (row.cell.d or 0) * DTYPE_BYTES[row.cell.dtype or "fp16"],
+    "queries": lambda row: _queries_bytes(row.cell),
 }
 
 
@@ -119,6 +119,10 @@ def footprint(row: Row, peak: Peak) -> float:
     if peak.beside_argmax:
         allocated = max(allocated, _argmax_bytes(row.cell) + peak.beside_argmax)
     return allocated + resident + peak.bytes + (_kept_bytes(row, peak) if peak.kept_counts else 0)
+
+
+def _queries_bytes(cell: Cell) -> int:
+    return (cell.Nq or 1) * (cell.Lq or 0) * (cell.d or 0) * DTYPE_BYTES[cell.dtype or "fp16"]
 
 
 def _argmax_bytes(cell: Cell) -> int:

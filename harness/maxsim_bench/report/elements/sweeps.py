@@ -41,6 +41,9 @@ WITHOUT_COPIES = (
     "binds; the corpus comes from host memory, and how fast copies from there are was not measured then."
 )
 PARTLY = " Without the copies, where a session did not measure them."
+# Times of one line are compared by whoever reads them, and a card's clocks move with what it did before.
+SITTING = pd.Timedelta(minutes=10)
+APART = " Apart: measured more than ten minutes from the others of the line; compare it by ratios of turns taken."
 UNIT_LINES = {"speedup": 1.0, "ceiling": 100.0}
 BARS = {"latency": " Bars span the 20th to the 80th percentile."}
 # What `slice_for_figures` chose is told in words beside these.
@@ -92,12 +95,29 @@ def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
     columns += [Column(c, "GPUs", partial(names.axis_value, c)) for c in cards[1:]]
     columns += [Column(a, a.replace("_", " "), partial(names.axis_value, a)) for a in axes]
     columns += [Column(b, names.backend(b), partial(_shown, metric.factor)) for b in kept]
+    told = ""
+    if key == "latency":
+        wide["apart"] = wide["cell_hash"].map(_other_sittings(rows[rows["status"] == "ok"])).fillna("")
+        if wide["apart"].any():
+            columns.append(Column("apart", "apart", right=False, roomy=True))
+            told = APART
     columns.append(CELL)
     constant = {a: rows[a].iloc[0] for a in names.AXES if a not in axes and pd.notna(rows[a].iloc[0])}
     unit = f"{metric.unit} (the CSV: in bytes)" if key == "memory" else metric.unit
-    caption = f"{_caption(key, rows)} In {unit}. {names.described(constant)}. An empty cell was not measured."
+    caption = f"{_caption(key, rows)} In {unit}. {names.described(constant)}. An empty cell was not measured.{told}"
     title = f"{TITLES[key]}: {name}"
     return Table(f"{name}/{key}", title, columns, wide, tuple(sorted(set(rows["source"]))), caption)
+
+
+def _other_sittings(rows: pd.DataFrame) -> dict[str, str]:
+    """Cell → the backends that were measured in another sitting than most of its line, the newest where equal."""
+    told = {}
+    for cell, line in rows.assign(at=pd.to_datetime(rows["measured_at"], utc=True)).groupby("cell_hash"):
+        ordered = line.sort_values("at", kind="stable")
+        sitting = (ordered["at"].diff() > SITTING).cumsum()
+        most = max(sitting, key=lambda one: (int((sitting == one).sum()), one))
+        told[str(cell)] = "; ".join(names.backend(b) for b in ordered["backend"][sitting != most])
+    return told
 
 
 def _shown(factor: float, value: Any) -> str:
