@@ -100,6 +100,8 @@ def _documents_that_fit(Q: Tensor, D: Tensor) -> int:
     copies = 2  # the product and its masked copy are alive together
     budget = CPU_BLOCK_BYTES
     if Q.device.type == "cuda":
-        reserved = torch.cuda.memory_reserved(Q.device) - torch.cuda.memory_allocated(Q.device)
-        budget = int(FREE_SHARE * (torch.cuda.mem_get_info(Q.device)[0] + reserved))
+        free, whole = torch.cuda.mem_get_info(Q.device)
+        held = torch.cuda.memory_allocated(Q.device)
+        allowed = int(torch.cuda.get_per_process_memory_fraction(Q.device) * whole) - held  # a cap that `free` ignores
+        budget = int(FREE_SHARE * min(free + torch.cuda.memory_reserved(Q.device) - held, max(0, allowed)))
     return max(1, min(D.shape[0], budget // (copies * per_document)))

@@ -59,6 +59,22 @@ def test_the_chosen_chunk_keeps_similarities_within_the_budget(monkeypatch):
     assert baselines._documents_that_fit(Q, D) == 1
 
 
+@pytest.mark.parametrize(
+    ("free", "held", "reserved", "fraction", "documents"),
+    [(40, 0, 0, 1.0, 10), (36, 4, 8, 1.0, 10), (40, 0, 0, 0.25, 5), (36, 4, 8, 0.25, 4), (36, 20, 20, 0.25, 1)],
+)
+def test_the_chosen_chunk_keeps_within_what_a_process_may_take(monkeypatch, free, held, reserved, fraction, documents):
+    """In units of one document's similarities, of a card of 80; half of what is left is for two copies."""
+    Q, D = torch.empty(3, 7, 8, device="meta"), torch.empty(30, 11, 8, device="meta")
+    unit = 3 * 7 * 11 * 4
+    monkeypatch.setattr(torch.Tensor, "device", torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * unit, 80 * unit))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: held * unit)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: reserved * unit)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fraction)
+    assert baselines._documents_that_fit(Q, D) == documents
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("cudagraphs", [False, True])
 def test_compiled_gives_what_eager_gives(cudagraphs):

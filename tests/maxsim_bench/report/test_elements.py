@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from maxsim_bench.backends.registry import backends
@@ -57,6 +58,33 @@ def test_a_line_of_times_names_what_was_measured_in_another_sitting(made: Any) -
     together = found(made.results(rows(10, "eager", "chunked")))["forward/latency"]
     assert "apart" not in together.markdown()
     assert "ten minutes" not in together.caption
+
+
+def test_what_was_measured_again_alone_keeps_the_speedup_of_its_last_turn(tmp_path: Path, made: Any) -> None:
+    """Its time is the newest; that an experiment was measured again by ours alone is no reason to lose a ratio."""
+    first = made.sweep([made.cell(B=b) for b in (10, 100, 1000)], ["eager", "fused"])
+    again = [
+        row.model_copy(update={
+            "backend_version": "2.0", "measured_at": "2026-02-03T04:05:06Z", "latency_ms": 2 * row.latency_ms,
+            "latency_p20_ms": 2 * row.latency_p20_ms, "latency_p80_ms": 2 * row.latency_p80_ms,
+            "speedup": None, "speedup_low": None, "speedup_high": None, "speedup_baseline": None,
+        })
+        for row in first if row.backend == "fused" and row.cell.B != 1000
+    ]  # fmt: skip
+    results = load([made.written(tmp_path / "results", [*first, *again])])
+    shown = found(results)
+    before = found(load([made.written(tmp_path / "before", first)]))
+    pd.testing.assert_series_equal(shown["forward/speedup"].frame["fused"], before["forward/speedup"].frame["fused"])
+    old, new = (x["forward/latency"].frame["fused"].astype(float) for x in (before, shown))
+    assert (new / old).tolist() == pytest.approx([2, 2, 1])
+    lines = shown["forward/speedup-over-B"].data
+    assert lines.loc[lines["backend"] == "fused", "y"].notna().all()
+    failed = Row(
+        cell=again[0].cell, backend="fused", backend_version="2.0", status="incorrect", error="wrong",
+        gpu=again[0].gpu, environment_id=again[0].environment_id, measured_at=again[0].measured_at,
+    )  # fmt: skip
+    wrong = found(load([made.written(tmp_path / "wrong", [*first, failed])]))
+    assert wrong["forward/speedup"].frame["fused"].tolist()[0] == names.STATUS_WORDS["incorrect"]  # that stays told
 
 
 def searched(made: Any, B: int, ceiling: str, extra: str) -> Row:

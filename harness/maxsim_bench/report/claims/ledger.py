@@ -14,6 +14,7 @@ from typing import Literal
 
 import pandas as pd
 
+from maxsim_bench.declare.estimate import capacity
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.claims.match import Answer, Index, NoAnswer, allowed, answer, answering, baseline_rows
@@ -389,12 +390,17 @@ def _read_otherwise(claim: Claim, told: _Found, found: Answer, context: _Context
         bare = _number(claim, found.rows, found, context, FOOTPRINT)
         told.also(f"as published ({peak.why}); without that: {names.number(bare, 4)} {claim.unit}")
     _read_by_size(claim, told, found, context, held)
-    for reading, held_there in context.paper.with_scratch(claim):
+    readings = list(context.paper.with_scratch(claim, backends))
+    if held:
+        readings += [reading.model_copy(update={"kept_counts": True}) for reading in readings]
+    for reading in readings:
         number = _number(claim, found.rows, found, context, reading)
         assert claim.number is not None, "only a status is a word"
         otherwise, why = _compare(claim, claim.number, number, tolerance)
         if told.verdict == "better" and otherwise == "holds":
             told.verdict = otherwise
+            whose = (*(held if reading.kept_counts else ()), *reading.scratched)
+            held_there = "; ".join(one.why for one in whose)
             told.why = f"{why} as {names.number(number, 4)} {claim.unit}: {held_there}; without it {told.why}"
 
 
@@ -513,6 +519,11 @@ def _judged_status(claim: Claim, found: Answer, told: _Found, paper: Paper) -> _
         return told
     if claim.value not in ("oom", "ok"):
         told.verdict, told.why = "not measured", f"{claim.value!r} is a remark on the authors' own run"
+        return told
+    room, theirs = capacity(row.cell), paper.mapping.caps.get(claim.gpu)
+    if claim.value == "oom" and row.status in _FAILED_FITS and room and theirs and room >= theirs:
+        told.comparable = "yes: what does not fit in more memory does not fit in less"
+        told.verdict, told.why = "holds", f"{row.status} here, of {room / 1e9:.4g} GB"
         return told
     if not _same_room(claim, row, paper):
         told.comparable = "no: another card has another amount of memory"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import csv
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -230,14 +230,18 @@ class Kept(_Strict):
 
     Attributes:
         tensor: all similarities of a step, or those of the block before, which the published script kept by a name
-            while the next one was made; or what ours holds beyond it: the documents of all ranks with their gradients
-            ("gathered"), or what the pool of a CUDA graph reserves beyond its tensors ("graph_slack").
+            while the next one was made, or gradients in FP32 where a newer version writes them in 16 bits at once
+            ("fp32_gradients": of short queries, many on both sides), or a block of a corpus whose size its script fixes
+            ("corpus_block", of `documents`), in place of ours; or what ours holds beyond it: the documents of all
+            ranks with their gradients ("gathered"), or what the pool of a CUDA graph reserves beyond its tensors
+            ("graph_slack").
         element_bytes: of one element.
         why: as a reader is told.
     """
 
-    tensor: Literal["similarities", "former_block", "gathered", "graph_slack"]
+    tensor: Literal["similarities", "former_block", "fp32_gradients", "corpus_block", "gathered", "graph_slack"]
     element_bytes: int
+    documents: int = 0
     why: str
 
     @property
@@ -269,20 +273,27 @@ class Scratch(_Strict):
         bytes: by the published card, "any" for all of them; resident: tensors of the cell instead.
         beside_argmax: bytes held at a moment of their own, when of what a step allocates only the winning tokens
             (int32) were there: a peak beside that of the whole step, whichever is larger.
+        of: our backends whose namesakes' processes held it; all if none is named.
         why: as a reader is told, with its source.
     """
 
     bytes: dict[str, int] = {}
     resident: tuple[Resident, ...] = ()
     beside_argmax: int = 0
+    of: tuple[str, ...] = ()
     why: str
+
+    def held_by(self, backend: str) -> bool:
+        """Whether the namesake of this backend of ours held it."""
+        return not self.of or backend in self.of
 
 
 class Peak(_Strict):
     """What a published peak counts beside what a call allocates.
 
     Attributes:
-        resident, bytes, why: counted with every reading; beside_argmax: as of `Scratch`, of no reading but those.
+        resident, bytes, why: counted with every reading; scratched, card: what one reading counts besides, and on
+            which card.
         kept: by our backend, what its namesake held that it does not, or the reverse. A verdict is on bytes that were
             measured, so this is told beside it, by its size; `kept_counts` asks for that reading.
         scratch: names of what may stand in the published number as well. Nothing is "better" that one of these
@@ -291,7 +302,8 @@ class Peak(_Strict):
 
     resident: tuple[Resident, ...]
     bytes: int = 0
-    beside_argmax: int = 0
+    scratched: tuple[Scratch, ...] = ()
+    card: str = ""
     why: str = ""
     kept: dict[str, Kept] = {}
     kept_counts: bool = False
@@ -400,19 +412,13 @@ class Paper:
         """How to read a peak of the claim's element."""
         return self.mapping.peaks.get(claim.paper_element, self.mapping.peaks["default"])
 
-    def with_scratch(self, claim: Claim) -> Iterator[tuple[Peak, str]]:
-        """The claim's peak with what the published process may have held as well, little before much; each with why."""
+    def with_scratch(self, claim: Claim, backends: Collection[str]) -> Iterator[Peak]:
+        """The claim's peak with what the published processes of these backends may have held as well, little first."""
         peak = self.peak(claim)
-        for count in range(1, len(peak.scratch) + 1):
-            for names in combinations(peak.scratch, count):
-                held = [self.mapping.scratch[name] for name in names]
-                more = sum(one.bytes.get(claim.gpu, one.bytes.get("any", 0)) for one in held)
-                resident = tuple(name for one in held for name in one.resident)
-                changes = {
-                    "bytes": peak.bytes + more, "resident": peak.resident + resident,
-                    "beside_argmax": sum(one.beside_argmax for one in held),
-                }  # fmt: skip
-                yield peak.model_copy(update=changes), "; ".join(one.why for one in held)
+        held = [one for name in peak.scratch if any((one := self.mapping.scratch[name]).held_by(b) for b in backends)]
+        for count in range(1, len(held) + 1):
+            for some in combinations(held, count):
+                yield peak.model_copy(update={"scratched": some, "card": claim.gpu})
 
 
 def read_paper(folder: Path) -> Paper:

@@ -114,11 +114,13 @@ def footprint(row: Row, peak: Peak) -> float:
     """Bytes: what a call allocated at most, and what was resident beside it under that reading."""
     if row.peak_extra_bytes is None:
         raise NoValue("the row holds no memory reading", again=True)
-    resident = sum(_RESIDENT[name](row) for name in peak.resident)
-    allocated = row.peak_extra_bytes
-    if peak.beside_argmax:
-        allocated = max(allocated, _argmax_bytes(row.cell) + peak.beside_argmax)
-    return allocated + resident + peak.bytes + (_kept_bytes(row, peak) if peak.kept_counts else 0)
+    scratched = [one for one in peak.scratched if one.held_by(row.backend)]
+    holders = [peak.resident, *(one.resident for one in scratched)]
+    resident = sum(_RESIDENT[name](row) for holder in holders for name in holder)
+    fixed = peak.bytes + sum(one.bytes.get(peak.card, one.bytes.get("any", 0)) for one in scratched)
+    first = [_argmax_bytes(row.cell) + one.beside_argmax for one in scratched if one.beside_argmax]
+    kept = _kept_bytes(row, peak) if peak.kept_counts else 0
+    return max(row.peak_extra_bytes, *first, 0) + resident + fixed + kept
 
 
 def _queries_bytes(cell: Cell) -> int:
@@ -139,6 +141,11 @@ def _kept_bytes(row: Row, peak: Peak) -> int:
     if kept.tensor == "gathered":  # nothing is gathered where one rank has all documents
         alone = documents <= (cell.Nq or 0)
         return 0 if alone else -2 * documents * (cell.Ld or 0) * (cell.d or 0) * kept.element_bytes
+    if kept.tensor == "corpus_block":  # in place of what ours holds
+        return kept.documents * (cell.Ld or 0) * (cell.d or 0) * kept.element_bytes - (row.peak_extra_bytes or 0)
+    if kept.tensor == "fp32_gradients":  # beside those of 16 bits, where the newer version keeps no others
+        few = min(cell.Nq or 1, documents) < 256 or (cell.Lq or 0) > 64
+        return 0 if few else 2 * (row.input_bytes or 0)
     if kept.tensor == "former_block":  # beside a full block; a single block has none before it
         block = cell.chunk or documents
         documents = max(0, min(block, documents - block))

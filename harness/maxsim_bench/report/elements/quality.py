@@ -14,12 +14,11 @@ from maxsim_bench.declare.datasets import DATASETS
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
 from maxsim_bench.report.elements import element
-from maxsim_bench.report.elements.fidelity import LIMIT, fidelity_rows
+from maxsim_bench.report.elements.fidelity import INT8_LIMIT, LIMIT, fidelity_rows
 from maxsim_bench.report.load import Results
 from maxsim_bench.report.paired import Pairs
 from maxsim_bench.report.tables import CELL, Column, Table
 
-INT8_LIMIT = 3e-3  # of |ΔnDCG@10| for documents of INT8 codes: what `maxsim-bench fidelity` holds them to
 EXACT, INT8 = ("ours", "peers"), ("token", "document", "peers_int8")
 # Column → header and the backends of which the largest |Δ| is shown; a backend in none is only counted.
 GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {

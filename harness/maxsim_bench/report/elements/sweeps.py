@@ -11,11 +11,12 @@ from typing import Any
 
 import pandas as pd
 
+from maxsim_bench.record.row import Row
 from maxsim_bench.report import names, style
 from maxsim_bench.report.axes import NUMERIC_AXES, panels, slice_for_figures, varying
 from maxsim_bench.report.elements import element
 from maxsim_bench.report.figures import Figure, Lines, draw_lines, in_order, line_data, marks_told
-from maxsim_bench.report.load import Results
+from maxsim_bench.report.load import Results, results_of
 from maxsim_bench.report.tables import CELL, Column, Table, shown
 
 TITLES = {
@@ -61,20 +62,39 @@ def measured(results: Results) -> Iterator[tuple[str, pd.DataFrame]]:
 @element
 def sweep_tables(results: Results) -> Iterator[Table]:
     """A wide table for each experiment and metric: one line a cell, one column a backend, a word where no number is."""
+    turns = newest_turns(results).frame
     for name, rows in measured(results):
         for key, metric in names.METRICS.items():
-            compared = comparable(key, rows)
+            compared = comparable(key, rows, turns)
             if compared[metric.column].notna().any():
                 yield wide_table(name, key, compared)
 
 
-def comparable(key: str, rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows that a metric means something for.
+def newest_turns(results: Results) -> Results:
+    """`results` in which a row without a speed-up is the newest earlier one of its cell and backend that has one.
+
+    What was measured again by itself took no turns with a baseline, but what it replaced did.
+    """
+    earlier: dict[tuple[str, str], Row] = {}
+    for row, _ in sorted(results.earlier, key=lambda pair: pair[0].measured_at or ""):
+        if row.status == "ok" and row.speedup is not None:
+            earlier[row.cell.hash(), row.backend] = row
+    rows = (
+        row if row.status != "ok" or row.speedup is not None else earlier.get((row.cell.hash(), row.backend), row)
+        for row in results.rows
+    )
+    return results_of(zip(rows, results.frame["source"], strict=True), results.paths, results.environments)
+
+
+def comparable(key: str, rows: pd.DataFrame, turns: pd.DataFrame) -> pd.DataFrame:
+    """Rows that a metric means something for; `turns` are those of `newest_turns`, under the same index.
 
     What scores nothing is not faster than a scorer, nor near its ceiling, and a baseline alone is no comparison.
     """
     if key not in ("speedup", "ceiling"):
         return rows
+    if key == "speedup":
+        rows = turns.loc[rows.index]
     scorers = rows[~rows["backend"].isin(names.NO_SCORERS)]
     alone = key == "speedup" and scorers["backend"].isin(scorers["speedup_baseline"].dropna()).all()
     return scorers[:0] if alone else scorers
@@ -95,16 +115,16 @@ def wide_table(name: str, key: str, rows: pd.DataFrame) -> Table:
     columns += [Column(c, "GPUs", partial(names.axis_value, c)) for c in cards[1:]]
     columns += [Column(a, a.replace("_", " "), partial(names.axis_value, a)) for a in axes]
     columns += [Column(b, names.backend(b), partial(_shown, metric.factor)) for b in kept]
-    told = ""
+    told = ", or took no turns with the baseline." if key == "speedup" else "."
     if key == "latency":
         wide["apart"] = wide["cell_hash"].map(_other_sittings(rows[rows["status"] == "ok"])).fillna("")
         if wide["apart"].any():
             columns.append(Column("apart", "apart", right=False, roomy=True))
-            told = APART
+            told += APART
     columns.append(CELL)
     constant = {a: rows[a].iloc[0] for a in names.AXES if a not in axes and pd.notna(rows[a].iloc[0])}
     unit = f"{metric.unit} (the CSV: in bytes)" if key == "memory" else metric.unit
-    caption = f"{_caption(key, rows)} In {unit}. {names.described(constant)}. An empty cell was not measured.{told}"
+    caption = f"{_caption(key, rows)} In {unit}. {names.described(constant)}. An empty cell was not measured{told}"
     title = f"{TITLES[key]}: {name}"
     return Table(f"{name}/{key}", title, columns, wide, tuple(sorted(set(rows["source"]))), caption)
 
@@ -153,13 +173,14 @@ def _ceilings(rows: pd.DataFrame) -> str:
 @element
 def sweep_figures(results: Results) -> Iterator[Figure]:
     """For each experiment, axis and metric a figure of lines, where the axis has enough values to be a curve."""
+    turns = newest_turns(results).frame
     for name, rows in measured(results):
         shown, chosen = slice_for_figures(rows)
         ranks = (shown["gpus"] > 1).any()  # then B and the number of GPUs make Nq, and no line crosses that number
         for axis in ["B"] if ranks else curves(shown):
             part, panel, left_out = (shown, _by_gpus(shown), "") if ranks else panels(shown, axis)
             for key, metric in names.METRICS.items():
-                compared = comparable(key, part)
+                compared = comparable(key, part, turns)
                 if compared[metric.column].notna().any():
                     figure = _figure(name, key, axis, compared, panel[compared.index], f"{chosen}.{left_out}")
                     if len(figure.data):  # a speed-up of the baseline over itself is no line
