@@ -264,9 +264,9 @@ def marks_told(data: pd.DataFrame) -> str:
 def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Series) -> pd.DataFrame:
     """`LINE_COLUMNS` of the rows: latency with p20 and p80, a speed-up with its interval, others without bars.
 
-    A baseline's speed-up over itself is left out: the line at 1 says it. "unsupported" rows are left out
-    (a backend that does not claim a cell has no place in it), every other status stays. A backend with one point in
-    a panel of several has no line there and is left to the table.
+    A baseline's speed-up over itself is left out: the line at 1 says it. "unsupported" rows are left out where their
+    backend has no number in the panel (it claims nothing there); where it has one they say why its line ends, as every
+    other status does. A backend with one point in a panel of several has no line there and is left to the table.
     """
     bounds = {"latency_ms": ("latency_p20_ms", "latency_p80_ms"), "speedup": ("speedup_low", "speedup_high")}
     low, high = bounds.get(metric.column, (metric.column, metric.column))
@@ -285,13 +285,15 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
         },
         columns=list(LINE_COLUMNS),
     )
-    kept = (data["mark"] != "unsupported") & data["x"].notna() & (data["y"].notna() | (data["mark"] != ""))
+    line = ["panel", "backend", "device"]
+    claimed = data["y"].notna().groupby([data[key] for key in line], observed=True).transform("any")
+    kept = (claimed | (data["mark"] != "unsupported")) & data["x"].notna() & (data["y"].notna() | (data["mark"] != ""))
     if metric.column == "speedup":
         kept &= (frame["backend"] != frame["speedup_baseline"]) | (data["mark"] != "")
     data = data[kept].sort_values(["panel", "backend", "device", "x"], kind="stable").reset_index(drop=True)
     if data.empty:
         return data
-    points = data.groupby(["panel", "backend", "device"], observed=True)["x"].transform("nunique")
+    points = data.groupby(line, observed=True)["x"].transform("nunique")
     several = data.groupby("panel", observed=True)["x"].transform("nunique") > 1
     return data[(points > 1) | ~several].reset_index(drop=True)
 

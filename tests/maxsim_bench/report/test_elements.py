@@ -109,6 +109,18 @@ def test_what_a_backend_does_not_claim_is_no_mark(made: Any) -> None:
     assert "lik" not in set(data["backend"])
 
 
+def test_a_line_that_ends_at_what_its_backend_does_not_take_has_a_mark_there(made: Any) -> None:
+    rows = made.sweep([made.cell(B=B) for B in (10, 100, 1000)], ["eager", "fused"])
+    rows += made.sweep([made.cell(B=B) for B in (10, 100)], ["lik"])
+    refused = made.cell(B=1000)
+    rows += [Row(cell=refused, backend="lik", backend_version="1", gpu="x", status="unsupported", error="too large")]
+    for name in ("forward/latency-over-B", "forward/memory-over-B"):
+        figure = found(made.results(rows))[name]
+        lik = figure.data[figure.data["backend"] == "lik"]
+        assert list(lik["mark"]) == ["", "", "unsupported"]
+        assert "n/a: the backend does not take the cell" in figure.caption
+
+
 def test_a_table_of_steps_over_ranks_says_how_many_gpus_each_took(made: Any) -> None:
     """B / Nq of them, fewest first; on a processor they are processes, and elsewhere every row is of one."""
     ranks = {"op": "training_step", "variant": "over=ranks;tau=0.02"}
