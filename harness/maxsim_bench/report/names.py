@@ -170,7 +170,7 @@ METRICS = {
     "latency": Metric("latency_ms", "latency", "ms", log=True),
     "memory": Metric("peak_extra_bytes", "peak extra memory", "GB", 1e-9, log=True),
     "speedup": Metric("speedup", "speed-up", "×", higher_is_better=True, log=True),
-    "ceiling": Metric("percent_of_ceiling", "of the binding ceiling", "%", higher_is_better=True),
+    "ceiling": Metric("percent_of_ceiling", "share of the binding ceiling", "%", higher_is_better=True),
 }
 
 _BYTES = (("GB", 1e-9), ("MB", 1e-6), ("kB", 1e-3))
