@@ -106,8 +106,8 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
             part = data[data["panel"] == panel]
             for backend, device, points, hidden in _series(part):
                 dash = style.LINE_STYLES[devices.index(device) % len(style.LINE_STYLES)]
-                line = _line(ax, points, backend, dash, hidden)
-                handles[names.backend(backend)] = _handle(*style.look(backend), line)
+                _line(ax, points, backend, dash, hidden)
+                handles[names.backend(backend)] = _handle(*style.look(backend))
             _scales(ax, part, lines, style.ALONE_POINTS if len(panels) == 1 else style.PANEL_POINTS)
             marks |= _failures(ax, part)
         style.labels(drawing, axes, lines.x_label, lines.y_label)
@@ -137,17 +137,15 @@ def _coincide(one: pd.DataFrame, other: pd.DataFrame) -> bool:
     return len(both) > 0 and bool(np.allclose(both["y_x"], both["y_y"], rtol=0.01, atol=0))
 
 
-def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -> Any:
+def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -> None:
     colour, marker = style.look(backend)
     good = points[points["y"].notna()]
     y = good["y"].to_numpy()
     error = np.vstack([y - good["low"].fillna(good["y"]), good["high"].fillna(good["y"]) - y]).clip(min=0)
-    bar = ax.errorbar(
-        good["x"], y, yerr=_bars(error), color=colour, marker=marker, linestyle=dash, capsize=1.2, elinewidth=0.5,
-        markeredgewidth=0.3, markeredgecolor="white", capthick=0.5, linewidth=0.9 + 1.0 * min(hidden, 3),
-        markersize=3.0 + 1.4 * min(hidden, 3),
+    ax.errorbar(
+        good["x"], y, yerr=_bars(error), color=colour, linestyle=dash, capsize=1.2, elinewidth=0.5, capthick=0.5,
+        linewidth=0.9 + 1.0 * min(hidden, 3), **style.marked(colour, marker, 3.0 + 1.4 * min(hidden, 3)),
     )  # fmt: skip
-    return bar
 
 
 def _card_handle(place: int) -> Any:
@@ -158,12 +156,11 @@ def _card_handle(place: int) -> Any:
     return Line2D([], [], color="black", linestyle=styles[place % len(styles)])
 
 
-def _handle(colour: str, marker: str, bar: Any) -> Any:
+def _handle(colour: str, marker: str) -> Any:
     """A legend entry of normal width, whatever the line's own."""
     from matplotlib.lines import Line2D
 
-    edge = bar.lines[0].get_markeredgecolor()
-    return Line2D([], [], color=colour, marker=marker, markeredgecolor=edge, markeredgewidth=0.4)
+    return Line2D([], [], color=colour, **style.marked(colour, marker))
 
 
 def _bars(error: np.ndarray) -> np.ndarray | None:

@@ -32,7 +32,8 @@ _PNG_DPI = 240  # 800 pixels across: no wider than the column of text of a READM
 # Okabe & Ito (2008), "Color universal design": eight colours for every common colour vision; black is kept for bounds.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#B8A800", "#777777"
-# Backend → colour and marker. Ours are blue, peers warm, what people run today grey and green.
+# Backend → colour and marker. Ours are blue, peers warm, what people run today grey and green. No marker is one that
+# says why there is no number, and none is of strokes alone: those vanish on a line.
 LOOKS: dict[str, tuple[str, str]] = {
     "fused": (BLUE, "o"),
     "fused_portable": (SKY, "o"),
@@ -43,46 +44,46 @@ LOOKS: dict[str, tuple[str, str]] = {
     "eager_tf32": ("#AAAAAA", "<"),
     "eager_tf32_cast": ("#444444", ">"),
     "eager_pylate": (GREEN, "v"),
-    "chunked": (GREEN, "P"),
-    "compiled": (PURPLE, "X"),
-    "compiled_graphs": ("#8A4F7D", "X"),
-    "compiled_tf32": (YELLOW, "X"),
-    "compiled_graphs_tf32": (GREEN, "X"),
-    "reference": (YELLOW, "*"),
+    "chunked": (GREEN, "*"),
+    "compiled": (PURPLE, "p"),
+    "compiled_graphs": ("#8A4F7D", "d"),
+    "compiled_tf32": (YELLOW, ">"),
+    "compiled_graphs_tf32": (GREEN, "d"),
+    "reference": (YELLOW, "p"),
     "maxsim_cpu": (ORANGE, "h"),
     "fused_int8": (SKY, "p"),
     "fused_int8_doc": ("#003F66", "p"),
     "fused_int8_mixed": (GREEN, "p"),
-    "fused_fp8": (PURPLE, "h"),
-    "fused_fp8_doc": ("#8A4F7D", "h"),
+    "fused_fp8": (PURPLE, "v"),
+    "fused_fp8_doc": ("#8A4F7D", "v"),
     "flash_maxsim_int8": ("#8C3A00", "s"),
     "flash_maxsim_int8_mixed": ("#F0A57A", "s"),
     "lik_fp8": (YELLOW, "D"),
     "dequantise_eager": ("#444444", "^"),
     "search": (BLUE, "8"),
-    "search_int8": (SKY, "8"),
-    "search_int8_rescored": (GREEN, "8"),
-    "read_streaming": (YELLOW, "2"),
-    "read_persistent": ("#5E9C76", "1"),
-    "empty_launch": ("#AAAAAA", "_"),
+    "search_int8": (SKY, "D"),
+    "search_int8_rescored": (GREEN, "^"),
+    "read_streaming": (YELLOW, "v"),
+    "read_persistent": ("#5E9C76", "<"),
+    "empty_launch": ("#AAAAAA", "p"),
     "pipeline_fused": (BLUE, "o"),
-    "pipeline_chunked": (GREEN, "P"),
+    "pipeline_chunked": (GREEN, "*"),
     "pipeline_flash": (VERMILION, "s"),
     "train_fused": (BLUE, "o"),
     "train_lean": (SKY, "o"),
     "train_eager": (GREY, "^"),
     "train_eager_tf32": ("#AAAAAA", "<"),
-    "train_checkpointed": (GREEN, "P"),
+    "train_checkpointed": (GREEN, "*"),
     "train_eager_max_tf32": ("#777777", ">"),
     "train_checkpointed_max": ("#5E9C76", "d"),
     "train_flash_maxsim": (VERMILION, "s"),
     "train_lik": (ORANGE, "D"),
-    "train_lik_lowmem": (YELLOW, "D"),
+    "train_lik_lowmem": (YELLOW, "v"),
     "train_csr": ("#003F66", "o"),
     "train_csr_sort": (PURPLE, "o"),
-    "train_atomic": ("#8A4F7D", "X"),
-    "train_recompute": ("#4C9F70", "P"),
-    "train_stage": (BLUE, "p"),
+    "train_atomic": ("#8A4F7D", "p"),
+    "train_recompute": ("#4C9F70", "p"),
+    "train_stage": (SKY, "D"),
     "train_flash_csr": ("#8C3A00", "s"),
     "train_flash_atomic": ("#F0A57A", "s"),
     "ddp_conventional": (GREY, "^"),
@@ -96,6 +97,8 @@ LOOKS: dict[str, tuple[str, str]] = {
 }
 _SPARE_COLOURS = (PURPLE, GREEN, YELLOW, "#003F66", "#8C3A00")
 _SPARE_MARKERS = ("h", "p", "8", "d", ">")
+_WHITE_EDGED = "osD^v"  # an edge eats most of others at this size
+_SIZES = {"*": 1.4, "d": 1.2}  # of markers that cover less than others of their width
 LINE_STYLES = ("-", "--", ":", "-.")  # one a card, where a figure shows several
 # Status → marker of what gave no number.
 FAILURE_MARKERS = {"oom": "x", "skipped": "+", "timeout": "1", "crash": "2", "error": "3", "incorrect": "4"}
@@ -147,6 +150,17 @@ def look(backend: str) -> tuple[str, str]:
         return LOOKS[backend]
     place = sum(backend.encode())
     return _SPARE_COLOURS[place % len(_SPARE_COLOURS)], _SPARE_MARKERS[place // 7 % len(_SPARE_MARKERS)]
+
+
+def marked(colour: str, marker: str, size: float = 3.0) -> dict[str, Any]:
+    """How a marker is drawn: white parts it from its line where that leaves enough of it, others have no other edge."""
+    white = marker in _WHITE_EDGED
+    return {
+        "marker": marker,
+        "markersize": size * _SIZES.get(marker, 1.0),
+        "markeredgecolor": "white" if white else colour,
+        "markeredgewidth": 0.3 if white else 0.5,
+    }
 
 
 def across(panels: int, abreast: int = ABREAST) -> int:

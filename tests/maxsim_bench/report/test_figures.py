@@ -379,6 +379,33 @@ def test_logarithmic_axes_have_two_ticks_or_more_in_plain_numbers(low: float, hi
     assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
 
 
+def test_no_backend_has_a_marker_that_vanishes_or_means_that_there_is_no_number() -> None:
+    from matplotlib.lines import Line2D
+
+    markers = {marker for _, marker in style.LOOKS.values()}
+    assert markers <= set(Line2D.filled_markers)
+    assert not markers & {*style.FAILURE_MARKERS.values(), "X", "P"}, "X and P are x and +, filled"
+    for one, other in (
+        ("train_lik", "train_lik_lowmem"),
+        ("train_fused", "train_stage"),
+        ("fused_int8", "search_int8"),
+    ):
+        assert style.look(one)[1] != style.look(other)[1]
+    assert len({style.LOOKS[name] for name in ("eager", "fused", "chunked", "compiled", "compiled_graphs")}) == 5
+
+
+@pytest.mark.parametrize(("marker", "edge"), [("o", "white"), ("p", "#009E73"), ("2", "#009E73"), ("*", "#009E73")])
+def test_a_white_edge_is_only_around_what_it_leaves_visible(
+    monkeypatch: pytest.MonkeyPatch, marker: str, edge: str
+) -> None:
+    monkeypatch.setitem(style.LOOKS, "eager", (style.GREEN, marker))
+    drawing = draw_lines(series("", [1.0, 2.0], "eager"), Lines("x", "y", y_log=False))
+    (handle,) = drawing.legends[0].legend_handles
+    for line in (drawing.axes[0].lines[0], handle):
+        assert line.get_marker() == marker
+        assert line.get_markeredgecolor() == edge
+
+
 def test_the_files_are_the_same_bytes_every_time(tmp_path: Path, wide: dict[str, Figure]) -> None:
     figure = wide["lengths/latency-over-Lq"]
     one, two = (
