@@ -26,6 +26,7 @@ LINE_COLUMNS = ("panel", "backend", "device", "x", "y", "low", "high", "mark", "
 _EDGE = 0.06  # of a panel's width, between its first or last point and its side
 _LABEL_GAP = 3.0  # points between two labels below an axis
 _MARK_POINTS, _MARK_ROW = 3.4, 4.6  # of a mark that says why there is no number, and between two rows of them
+_LEAST_RATIOS = (0.9, 1.1)  # seen on an axis of ratios: noise of a per cent or two would fill a narrower one
 # What the words of marks mean, for captions.
 WHY = {
     "oom": "OOM: out of memory",
@@ -73,7 +74,7 @@ class Lines:
     """How a figure of lines is drawn.
 
     Attributes:
-        unit_line: a horizontal bound such as 1 × or 100 %.
+        unit_line: a horizontal bound such as 1 × or 100 %; with 1 it is an axis of ratios.
         x_log: whether an axis that spans a factor of four is logarithmic; steps of a run are not.
         log_from: the ratio of the largest to the smallest y from which a panel's y is logarithmic, if `y_log`.
         y_zero: whether 0 stands on the logarithmic axis of y too, below its smallest other value.
@@ -142,10 +143,23 @@ def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -
     good = points[points["y"].notna()]
     y = good["y"].to_numpy()
     error = np.vstack([y - good["low"].fillna(good["y"]), good["high"].fillna(good["y"]) - y]).clip(min=0)
+    open_ = _open(good)
     ax.errorbar(
-        good["x"], y, yerr=_bars(error), color=colour, linestyle=dash, capsize=1.2, elinewidth=0.5, capthick=0.5,
-        linewidth=0.9 + 1.0 * min(hidden, 3), **style.marked(colour, marker, 3.0 + 1.4 * min(hidden, 3)),
+        good["x"], np.where(open_, np.nan, y), yerr=_bars(error), color=colour, linestyle=dash, capsize=1.2,
+        elinewidth=0.5, capthick=0.5, linewidth=0.9 + 1.0 * min(hidden, 3),
+        **style.marked(colour, marker, 3.0 + 1.4 * min(hidden, 3)),
     )  # fmt: skip
+    if open_.any():
+        ax.plot(
+            good["x"][open_], y[open_], color=colour, linestyle="none", gid="open",
+            **{**style.marked(colour, marker), "markerfacecolor": "none", "markeredgecolor": colour,
+               "markeredgewidth": 0.6},
+        )  # fmt: skip
+
+
+def _open(data: pd.DataFrame) -> np.ndarray:
+    """Which points are drawn open and unjoined; only a figure that has some has the column."""
+    return data["open"].to_numpy(dtype=bool) if "open" in data else np.zeros(len(data), dtype=bool)
 
 
 def _card_handle(place: int) -> Any:
@@ -214,6 +228,9 @@ def _y_scale(ax: Any, y: pd.Series, lines: Lines) -> None:
         style.linear_ticks(ax.yaxis)  # a narrow range on a log axis would show no tick
         if len(y) and (not lines.y_log or lines.log_from > 3):
             ax.set_ylim(bottom=0)
+        elif len(y) and lines.unit_line == 1:
+            low, high = ax.get_ylim()
+            ax.set_ylim(min(low, _LEAST_RATIOS[0]), max(high, _LEAST_RATIOS[1]))
 
 
 def _margin(low: float, high: float, scale: str) -> tuple[float, float]:
@@ -253,9 +270,12 @@ def _mark_handle(status: str) -> Any:
 
 
 def marks_told(data: pd.DataFrame) -> str:
-    """A sentence for a caption on the marks of a figure of lines, "" where it has none."""
+    """Sentences for a caption on the marks and the open points of a figure of lines, "" where it has none."""
     words = [WHY.get(mark, str(mark)) for mark in dict.fromkeys(data["mark"]) if mark]
-    return f" Marks above a panel: no number ({'; '.join(words)})." if words else ""
+    told = f" Marks above a panel: no number ({'; '.join(words)})." if words else ""
+    if _open(data).any():
+        told += f" Open points, not joined: fewer than {FEWEST} rounds, so no interval."
+    return told
 
 
 def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Series) -> pd.DataFrame:
@@ -263,7 +283,8 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
 
     A baseline's speed-up over itself is left out: the line at 1 says it. "unsupported" rows are left out where their
     backend has no number in the panel (it claims nothing there); where it has one they say why its line ends, as every
-    other status does. A backend with one point in a panel of several has no line there and is left to the table.
+    other status does. Speed-ups without an interval are marked `open`, a column that others lack. A backend with one
+    point in a panel of several has no line there and is left to the table.
     """
     bounds = {"latency_ms": ("latency_p20_ms", "latency_p80_ms"), "speedup": ("speedup_low", "speedup_high")}
     low, high = bounds.get(metric.column, (metric.column, metric.column))
@@ -292,7 +313,9 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
         return data
     points = data.groupby(line, observed=True)["x"].transform("nunique")
     several = data.groupby("panel", observed=True)["x"].transform("nunique") > 1
-    return data[(points > 1) | ~several].reset_index(drop=True)
+    data = data[(points > 1) | ~several].reset_index(drop=True)
+    open_ = data["y"].notna() & data["low"].isna() & (metric.column == "speedup")
+    return data.assign(open=open_) if open_.any() else data
 
 
 def in_order(values: Iterable[str], order: Sequence[str]) -> list[str]:

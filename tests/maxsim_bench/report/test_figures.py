@@ -406,6 +406,32 @@ def test_a_white_edge_is_only_around_what_it_leaves_visible(
         assert line.get_markeredgecolor() == edge
 
 
+def test_speed_ups_without_an_interval_are_open_unjoined_points_and_the_caption_says_so(made: Any) -> None:
+    rows = made.sweep([made.cell(B=B) for B in (10, 100, 1000, 10_000)], ["eager", "fused"])
+    rows = [row.model_copy(update={"samples": 5}) if row.cell.B == 1000 else row for row in rows]
+    of = figures(made.results(rows))
+    figure = of["forward/speedup-over-B"]
+    (ax,) = figure.draw(figure.data).axes
+    (points,) = [line for line in ax.lines if line.get_gid() == "open"]
+    assert list(points.get_xdata()) == [1000]
+    assert points.get_markerfacecolor() == "none"
+    assert points.get_linestyle() == "None"
+    joined = ax.lines[0].get_ydata()
+    assert list(np.isnan(joined)) == [False, False, True, False]
+    assert "Open points, not joined: fewer than 6 rounds, so no interval." in figure.caption
+    for other in ("forward/latency-over-B", "forward/memory-over-B"):
+        assert "open" not in of[other].data
+        assert "Open points" not in of[other].caption
+
+
+def test_an_axis_of_ratios_is_too_wide_for_noise_to_look_like_an_effect() -> None:
+    data = series("", [0.98, 1.01, 0.99])
+    for unit_line, seen in ((1.0, True), (None, False)):
+        drawing = draw_lines(data, Lines("x", "speed-up", y_log=True, unit_line=unit_line))
+        low, high = drawing.axes[0].get_ylim()
+        assert (low <= 0.9 and high >= 1.1) == seen
+
+
 def test_the_files_are_the_same_bytes_every_time(tmp_path: Path, wide: dict[str, Figure]) -> None:
     figure = wide["lengths/latency-over-Lq"]
     one, two = (
