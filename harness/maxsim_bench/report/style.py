@@ -8,9 +8,8 @@ Every figure is as wide as a column and is meant to be shown at that size: no te
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,6 +96,7 @@ LOOKS: dict[str, tuple[str, str]] = {
 }
 _SPARE_COLOURS = (PURPLE, GREEN, YELLOW, "#003F66", "#8C3A00")
 _SPARE_MARKERS = ("h", "p", "8", "d", ">")
+_BYTES = (("GB", 1e-9), ("MB", 1e-6), ("kB", 1e-3))
 _WHITE_EDGED = "osD^v"  # an edge eats most of others at this size
 _SIZES = {"*": 1.4, "d": 1.2}  # of markers that cover less than others of their width
 LINE_STYLES = ("-", "--", ":", "-.")  # one a card, where a figure shows several
@@ -278,8 +278,15 @@ def plain(value: float) -> str:
     return f"{value:g}"
 
 
-def log_ticks(ax: Any, low: float, high: float) -> None:
-    """A logarithmic y axis with plain numbers: decades, or 1, 2 and 5 of each, or more, so that two fit."""
+def in_bytes(value: float, per_unit: float) -> str:
+    """A tick in the unit that suits it: 200 B, 1 kB, 50 MB, 2 GB; `per_unit` is bytes of one of the axis."""
+    size = value * per_unit
+    unit, factor = next(((u, f) for u, f in _BYTES if abs(size) * f >= 0.999), ("B", 1.0))
+    return f"{size * factor:.3g} {unit}" if size else "0"
+
+
+def log_ticks(ax: Any, low: float, high: float, word: Callable[[float], str] = plain) -> None:
+    """A logarithmic y axis with plain numbers, or words: decades, or 1, 2 and 5 of each, or more, so that two fit."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     ax.set_yscale("log")
@@ -291,21 +298,25 @@ def log_ticks(ax: Any, low: float, high: float) -> None:
         return [p * 10.0**e for e in decades for p in parts if low <= p * 10.0**e <= high]
 
     def apart(one: float, other: float) -> bool:
-        return math.log(other / one) / math.log(high / low) * _LEAST_POINTS >= _TICK_POINTS
+        return abs(math.log(other / one)) / math.log(high / low) * _LEAST_POINTS >= _TICK_POINTS
 
-    ticks, between = within(1.0), within(1.0, 2.0, 5.0)
-    if len(ticks) < 3 and len(between) >= 2 and all(itertools.starmap(apart, itertools.pairwise(between))):
+    def thinned(*parts: float) -> list[float]:
+        """What is a tick's distance from those before it; the parts come first that matter most."""
+        kept: list[float] = []
+        for part in parts:
+            kept += [tick for tick in within(part) if all(apart(tick, other) for other in kept)]
+        return sorted(kept)
+
+    ticks = within(1.0)
+    if len(ticks) < 3 and len(between := thinned(1.0, 2.0, 5.0)) > len(ticks):
         ticks = between
     if len(ticks) < 2:
-        finest = within(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-        ticks = finest[:1]
-        for tick in finest[1:]:
-            ticks += [tick] if apart(ticks[-1], tick) else []
+        ticks = thinned(1.0, 2.0, 5.0, 3.0, 1.5, 4.0, 7.0)
     if len(ticks) < 2:
         return  # less than a step apart: matplotlib's own
     step = -(-len(ticks) // 6)
     ax.yaxis.set_major_locator(FixedLocator(ticks[(len(ticks) - 1) % step :: step]))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: word(value)))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -323,12 +334,12 @@ def zero_log_ticks(ax: Any, low: float, high: float) -> None:
     ax.set_ylim(-0.25 * 10.0**first, 10.0**last * 1.3)
 
 
-def linear_ticks(axis: Any, most: int = 4) -> None:
+def linear_ticks(axis: Any, most: int = 4, word: Callable[[float], str] = plain) -> None:
     """At most so many intervals between ticks of a linear axis, at round numbers."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(round(value, 9))))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: word(round(value, 9))))
 
 
 def legend(drawing: Drawing, handles: list[Any], labels: list[str]) -> None:

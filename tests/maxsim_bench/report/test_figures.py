@@ -363,6 +363,9 @@ def test_numbers_of_the_square_fit_their_cells(columns: int) -> None:
         (10.0, 34.0, ["10", "20"]),
         (0.04, 2.6, ["0.1", "1"]),  # 1, 2 and 5 of each would touch
         (2.6, 5.3, ["3", "5"]),
+        (0.02, 0.45, ["0.02", "0.05", "0.1", "0.2", "0.5"]),
+        (0.2, 6.0, ["0.2", "1", "5"]),  # of 1, 2 and 5 what fits, before 1.5 and 7
+        (0.015, 0.5, ["0.02", "0.1", "0.5"]),
     ],
 )
 def test_logarithmic_axes_have_two_ticks_or_more_in_plain_numbers(low: float, high: float, shown: list[str]) -> None:
