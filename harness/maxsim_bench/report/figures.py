@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,8 @@ _EDGE = 0.06  # of a panel's width, between its first or last point and its side
 _LABEL_GAP = 3.0  # points between two labels below an axis
 _MARK_POINTS, _MARK_ROW = 3.4, 4.6  # of a mark that says why there is no number, and between two rows of them
 _LEAST_RATIOS = (0.9, 1.1)  # seen on an axis of ratios: noise of a per cent or two would fill a narrower one
+_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}  # bytes of one
+_ONE_UNIT = 1000.0  # the ratio of the largest to the smallest up to which one unit serves all ticks
 # What the words of marks mean, for captions.
 WHY = {
     "oom": "OOM: out of memory",
@@ -99,6 +102,7 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
     devices = list(dict.fromkeys(data["device"]))
     rows = data[data["mark"] != ""].groupby("panel")["backend"].nunique()
     strip = _MARK_ROW * int(rows.max()) + 1 if len(rows) else 0.0
+    y_label, word = _words(data["y"], lines)
     drawing, axes = style.grid(len(panels), titles=[str(panel) for panel in panels], strip=strip)
     handles: dict[str, Any] = {}  # backends; cards and marks come after them
     marks: dict[str, Any] = {}
@@ -109,14 +113,23 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
                 dash = style.LINE_STYLES[devices.index(device) % len(style.LINE_STYLES)]
                 _line(ax, points, backend, dash, hidden)
                 handles[names.backend(backend)] = _handle(*style.look(backend))
-            _scales(ax, part, lines, style.ALONE_POINTS if len(panels) == 1 else style.PANEL_POINTS)
+            _scales(ax, part, lines, style.ALONE_POINTS if len(panels) == 1 else style.PANEL_POINTS, word)
             marks |= _failures(ax, part)
-        style.labels(drawing, axes, lines.x_label, lines.y_label)
+        style.labels(drawing, axes, lines.x_label, y_label)
         if len(devices) > 1:
             marks |= {names.card(device): _card_handle(i) for i, device in enumerate(devices)}
         labels = [*in_order(handles, [names.backend(b) for b in style.LOOKS]), *marks]
         style.legend(drawing, [(handles | marks)[label] for label in labels], labels)
     return drawing
+
+
+def _words(y: pd.Series, lines: Lines) -> tuple[str, Callable[[float], str]]:
+    """The label of y and how its ticks are written: bytes over more than a thousandfold each in the unit that suits."""
+    above = y[y > 0]
+    label, _, unit = lines.y_label.rstrip("]").rpartition(" [")
+    if unit not in _UNITS or above.empty or above.max() / above.min() <= _ONE_UNIT:
+        return lines.y_label, style.plain
+    return label, partial(style.in_bytes, per_unit=_UNITS[unit])
 
 
 def _series(part: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame, int]]:
@@ -201,7 +214,7 @@ def _apart(x: np.ndarray, *, log: bool, room: float) -> list[float]:
     return [float(x[i]) for i in [*kept, last]]
 
 
-def _scales(ax: Any, part: pd.DataFrame, lines: Lines, room: float) -> None:
+def _scales(ax: Any, part: pd.DataFrame, lines: Lines, room: float, word: Callable[[float], str]) -> None:
     x = np.unique(part["x"].to_numpy(dtype=float))
     if lines.x_log and len(x) > 1 and x[0] > 0 and x[-1] / x[0] >= 4:
         ax.set_xscale("log")
@@ -215,17 +228,17 @@ def _scales(ax: Any, part: pd.DataFrame, lines: Lines, room: float) -> None:
         style.linear_ticks(ax.xaxis, 3)
     if lines.unit_line is not None:
         ax.axhline(lines.unit_line, color="black", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
-    _y_scale(ax, part["y"].dropna(), lines)
+    _y_scale(ax, part["y"].dropna(), lines, word)
 
 
-def _y_scale(ax: Any, y: pd.Series, lines: Lines) -> None:
+def _y_scale(ax: Any, y: pd.Series, lines: Lines, word: Callable[[float], str]) -> None:
     above = y[y > 0]
     if lines.y_zero and len(above):
         style.zero_log_ticks(ax, above.min(), above.max())
     elif lines.y_log and len(y) and (y > 0).all() and y.max() / y.min() >= lines.log_from:
-        style.log_ticks(ax, y.min(), y.max())
+        style.log_ticks(ax, y.min(), y.max(), word)
     else:
-        style.linear_ticks(ax.yaxis)  # a narrow range on a log axis would show no tick
+        style.linear_ticks(ax.yaxis, word=word)  # a narrow range on a log axis would show no tick
         if len(y) and (not lines.y_log or lines.log_from > 3):
             ax.set_ylim(bottom=0)
         elif len(y) and lines.unit_line == 1:

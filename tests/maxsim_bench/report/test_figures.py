@@ -435,6 +435,20 @@ def test_an_axis_of_ratios_is_too_wide_for_noise_to_look_like_an_effect() -> Non
         assert (low <= 0.9 and high >= 1.1) == seen
 
 
+def test_memory_from_kilobytes_to_gigabytes_is_told_in_words() -> None:
+    far, near = series("a", [4e-6, 4e-3, 4.0]), series("b", [2.0, 3.0, 5.0])
+    drawing = draw_lines(pd.concat([far, near]), Lines("x", "peak extra memory [GB]", y_log=True))
+    drawing.draw_without_rendering()
+    assert_readable(drawing)
+    assert [text.get_text() for text in drawing.texts] == ["peak extra memory"]
+    assert {"10 kB", "1 MB", "1 GB"} <= {text.get_text() for text in ticks(drawing.axes[0].yaxis)}
+    assert all(text.get_text().endswith(" GB") for text in ticks(drawing.axes[1].yaxis))
+    alone = draw_lines(near, Lines("x", "peak extra memory [GB]", y_log=True))
+    assert alone.axes[0].get_ylabel() == "peak extra memory [GB]"
+    assert style.in_bytes(200e-9, 1e9) == "200 B"
+    assert style.in_bytes(0.0, 1e9) == "0"
+
+
 def test_the_files_are_the_same_bytes_every_time(tmp_path: Path, wide: dict[str, Figure]) -> None:
     figure = wide["lengths/latency-over-Lq"]
     one, two = (
