@@ -71,14 +71,33 @@ def panels(frame: pd.DataFrame, axis: str) -> tuple[pd.DataFrame, pd.Series, str
     chosen = _spread(best, MOST_PANELS) + fewer[: max(0, MOST_PANELS - len(best))]
     chosen.sort(key=_sortable)
     shown = frame[keys.isin(chosen)]
-    differing = [i for i in range(len(others)) if len({key[i] for key in chosen}) > 1]
-    titles = {key: names.described({others[i]: key[i] for i in differing if key[i] is not None}) for key in chosen}
+    titles, shared = _titles(others, chosen)
     panel = keys[shown.index].map(titles)
     order = pd.Categorical(panel, categories=list(dict.fromkeys(titles.values())), ordered=True)
     left = (
         f" {len(chosen)} of {len(points)} settings are shown; the table has all." if len(points) > len(chosen) else ""
     )
-    return shown, pd.Series(order, index=shown.index), left
+    return shown, pd.Series(order, index=shown.index), shared + left
+
+
+def _titles(others: Sequence[str], chosen: Sequence[tuple[Any, ...]]) -> tuple[dict[tuple[Any, ...], str], str]:
+    """The title of each setting, and for the caption what parts of a variant they have in common."""
+    differing = [i for i in range(len(others)) if len({key[i] for key in chosen}) > 1]
+    given = {key: {others[i]: key[i] for i in differing} for key in chosen}
+    shared: dict[str, Any] = {}
+    titled = given
+    if "variant" in (others[i] for i in differing):
+        variants = {key: names.parts(axes["variant"]) for key, axes in given.items()}
+        every = list(dict.fromkeys(part for variant in variants.values() for part in variant))
+        shared = {p: variants[chosen[0]].get(p) for p in every if len({v.get(p) for v in variants.values()}) == 1}
+        titled = {
+            key: {**axes, "variant": {p: variants[key].get(p) for p in every if variants[key] and p not in shared}}
+            for key, axes in given.items()
+        }
+    titles = {key: names.settings(axes) for key, axes in titled.items()}
+    if len(set(titles.values())) < len(titles):  # the short words hide what tells two apart
+        titles = {key: names.described({a: v for a, v in axes.items() if v is not None}) for key, axes in given.items()}
+    return titles, f" All panels: {names.settings({'variant': shared})}." if shared else ""
 
 
 def _spread(keys: list[Any], most: int) -> list[Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,6 +27,9 @@ LINE_COLUMNS = ("panel", "backend", "device", "x", "y", "low", "high", "mark", "
 _EDGE = 0.06  # of a panel's width, between its first or last point and its side
 _LABEL_GAP = 3.0  # points between two labels below an axis
 _MARK_POINTS, _MARK_ROW = 3.4, 4.6  # of a mark that says why there is no number, and between two rows of them
+_LEAST_RATIOS = (0.9, 1.1)  # seen on an axis of ratios: noise of a per cent or two would fill a narrower one
+_UNITS = {"GB": 1e9, "MB": 1e6, "kB": 1e3}  # bytes of one
+_ONE_UNIT = 1000.0  # the ratio of the largest to the smallest up to which one unit serves all ticks
 # What the words of marks mean, for captions.
 WHY = {
     "oom": "OOM: out of memory",
@@ -73,7 +77,7 @@ class Lines:
     """How a figure of lines is drawn.
 
     Attributes:
-        unit_line: a horizontal bound such as 1 × or 100 %.
+        unit_line: a horizontal bound such as 1 × or 100 %; with 1 it is an axis of ratios.
         x_log: whether an axis that spans a factor of four is logarithmic; steps of a run are not.
         log_from: the ratio of the largest to the smallest y from which a panel's y is logarithmic, if `y_log`.
         y_zero: whether 0 stands on the logarithmic axis of y too, below its smallest other value.
@@ -98,6 +102,7 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
     devices = list(dict.fromkeys(data["device"]))
     rows = data[data["mark"] != ""].groupby("panel")["backend"].nunique()
     strip = _MARK_ROW * int(rows.max()) + 1 if len(rows) else 0.0
+    y_label, word = _words(data["y"], lines)
     drawing, axes = style.grid(len(panels), titles=[str(panel) for panel in panels], strip=strip)
     handles: dict[str, Any] = {}  # backends; cards and marks come after them
     marks: dict[str, Any] = {}
@@ -106,16 +111,25 @@ def draw_lines(data: pd.DataFrame, lines: Lines) -> Drawing:
             part = data[data["panel"] == panel]
             for backend, device, points, hidden in _series(part):
                 dash = style.LINE_STYLES[devices.index(device) % len(style.LINE_STYLES)]
-                line = _line(ax, points, backend, dash, hidden)
-                handles[names.backend(backend)] = _handle(*style.look(backend), line)
-            _scales(ax, part, lines, style.ALONE_POINTS if len(panels) == 1 else style.PANEL_POINTS)
+                _line(ax, points, backend, dash, hidden)
+                handles[names.backend(backend)] = _handle(*style.look(backend))
+            _scales(ax, part, lines, style.ALONE_POINTS if len(panels) == 1 else style.PANEL_POINTS, word)
             marks |= _failures(ax, part)
-        style.labels(drawing, axes, lines.x_label, lines.y_label)
+        style.labels(drawing, axes, lines.x_label, y_label)
         if len(devices) > 1:
             marks |= {names.card(device): _card_handle(i) for i, device in enumerate(devices)}
         labels = [*in_order(handles, [names.backend(b) for b in style.LOOKS]), *marks]
         style.legend(drawing, [(handles | marks)[label] for label in labels], labels)
     return drawing
+
+
+def _words(y: pd.Series, lines: Lines) -> tuple[str, Callable[[float], str]]:
+    """The label of y and how its ticks are written: bytes over more than a thousandfold each in the unit that suits."""
+    above = y[y > 0]
+    label, _, unit = lines.y_label.rstrip("]").rpartition(" [")
+    if unit not in _UNITS or above.empty or above.max() / above.min() <= _ONE_UNIT:
+        return lines.y_label, style.plain
+    return label, partial(style.in_bytes, per_unit=_UNITS[unit])
 
 
 def _series(part: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame, int]]:
@@ -137,17 +151,28 @@ def _coincide(one: pd.DataFrame, other: pd.DataFrame) -> bool:
     return len(both) > 0 and bool(np.allclose(both["y_x"], both["y_y"], rtol=0.01, atol=0))
 
 
-def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -> Any:
+def _line(ax: Any, points: pd.DataFrame, backend: str, dash: str, hidden: int) -> None:
     colour, marker = style.look(backend)
     good = points[points["y"].notna()]
     y = good["y"].to_numpy()
     error = np.vstack([y - good["low"].fillna(good["y"]), good["high"].fillna(good["y"]) - y]).clip(min=0)
-    bar = ax.errorbar(
-        good["x"], y, yerr=_bars(error), color=colour, marker=marker, linestyle=dash, capsize=1.2, elinewidth=0.5,
-        markeredgewidth=0.3, markeredgecolor="white", capthick=0.5, linewidth=0.9 + 1.0 * min(hidden, 3),
-        markersize=3.0 + 1.4 * min(hidden, 3),
+    open_ = _open(good)
+    ax.errorbar(
+        good["x"], np.where(open_, np.nan, y), yerr=_bars(error), color=colour, linestyle=dash, capsize=1.2,
+        elinewidth=0.5, capthick=0.5, linewidth=0.9 + 1.0 * min(hidden, 3),
+        **style.marked(colour, marker, 3.0 + 1.4 * min(hidden, 3)),
     )  # fmt: skip
-    return bar
+    if open_.any():
+        ax.plot(
+            good["x"][open_], y[open_], color=colour, linestyle="none", gid="open",
+            **{**style.marked(colour, marker), "markerfacecolor": "none", "markeredgecolor": colour,
+               "markeredgewidth": 0.6},
+        )  # fmt: skip
+
+
+def _open(data: pd.DataFrame) -> np.ndarray:
+    """Which points are drawn open and unjoined; only a figure that has some has the column."""
+    return data["open"].to_numpy(dtype=bool) if "open" in data else np.zeros(len(data), dtype=bool)
 
 
 def _card_handle(place: int) -> Any:
@@ -158,12 +183,11 @@ def _card_handle(place: int) -> Any:
     return Line2D([], [], color="black", linestyle=styles[place % len(styles)])
 
 
-def _handle(colour: str, marker: str, bar: Any) -> Any:
+def _handle(colour: str, marker: str) -> Any:
     """A legend entry of normal width, whatever the line's own."""
     from matplotlib.lines import Line2D
 
-    edge = bar.lines[0].get_markeredgecolor()
-    return Line2D([], [], color=colour, marker=marker, markeredgecolor=edge, markeredgewidth=0.4)
+    return Line2D([], [], color=colour, **style.marked(colour, marker))
 
 
 def _bars(error: np.ndarray) -> np.ndarray | None:
@@ -190,7 +214,7 @@ def _apart(x: np.ndarray, *, log: bool, room: float) -> list[float]:
     return [float(x[i]) for i in [*kept, last]]
 
 
-def _scales(ax: Any, part: pd.DataFrame, lines: Lines, room: float) -> None:
+def _scales(ax: Any, part: pd.DataFrame, lines: Lines, room: float, word: Callable[[float], str]) -> None:
     x = np.unique(part["x"].to_numpy(dtype=float))
     if lines.x_log and len(x) > 1 and x[0] > 0 and x[-1] / x[0] >= 4:
         ax.set_xscale("log")
@@ -204,19 +228,22 @@ def _scales(ax: Any, part: pd.DataFrame, lines: Lines, room: float) -> None:
         style.linear_ticks(ax.xaxis, 3)
     if lines.unit_line is not None:
         ax.axhline(lines.unit_line, color="black", linewidth=0.6, linestyle=(0, (4, 3)), zorder=0)
-    _y_scale(ax, part["y"].dropna(), lines)
+    _y_scale(ax, part["y"].dropna(), lines, word)
 
 
-def _y_scale(ax: Any, y: pd.Series, lines: Lines) -> None:
+def _y_scale(ax: Any, y: pd.Series, lines: Lines, word: Callable[[float], str]) -> None:
     above = y[y > 0]
     if lines.y_zero and len(above):
         style.zero_log_ticks(ax, above.min(), above.max())
     elif lines.y_log and len(y) and (y > 0).all() and y.max() / y.min() >= lines.log_from:
-        style.log_ticks(ax, y.min(), y.max())
+        style.log_ticks(ax, y.min(), y.max(), word)
     else:
-        style.linear_ticks(ax.yaxis)  # a narrow range on a log axis would show no tick
+        style.linear_ticks(ax.yaxis, word=word)  # a narrow range on a log axis would show no tick
         if len(y) and (not lines.y_log or lines.log_from > 3):
             ax.set_ylim(bottom=0)
+        elif len(y) and lines.unit_line == 1:
+            low, high = ax.get_ylim()
+            ax.set_ylim(min(low, _LEAST_RATIOS[0]), max(high, _LEAST_RATIOS[1]))
 
 
 def _margin(low: float, high: float, scale: str) -> tuple[float, float]:
@@ -256,17 +283,21 @@ def _mark_handle(status: str) -> Any:
 
 
 def marks_told(data: pd.DataFrame) -> str:
-    """A sentence for a caption on the marks of a figure of lines, "" where it has none."""
+    """Sentences for a caption on the marks and the open points of a figure of lines, "" where it has none."""
     words = [WHY.get(mark, str(mark)) for mark in dict.fromkeys(data["mark"]) if mark]
-    return f" Marks above a panel: no number ({'; '.join(words)})." if words else ""
+    told = f" Marks above a panel: no number ({'; '.join(words)})." if words else ""
+    if _open(data).any():
+        told += f" Open points, not joined: fewer than {FEWEST} rounds, so no interval."
+    return told
 
 
 def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Series) -> pd.DataFrame:
     """`LINE_COLUMNS` of the rows: latency with p20 and p80, a speed-up with its interval, others without bars.
 
-    A baseline's speed-up over itself is left out: the line at 1 says it. "unsupported" rows are left out
-    (a backend that does not claim a cell has no place in it), every other status stays. A backend with one point in
-    a panel of several has no line there and is left to the table.
+    A baseline's speed-up over itself is left out: the line at 1 says it. "unsupported" rows are left out where their
+    backend has no number in the panel (it claims nothing there); where it has one they say why its line ends, as every
+    other status does. Speed-ups without an interval are marked `open`, a column that others lack. A backend with one
+    point in a panel of several has no line there and is left to the table.
     """
     bounds = {"latency_ms": ("latency_p20_ms", "latency_p80_ms"), "speedup": ("speedup_low", "speedup_high")}
     low, high = bounds.get(metric.column, (metric.column, metric.column))
@@ -285,15 +316,19 @@ def line_data(frame: pd.DataFrame, metric: names.Metric, axis: str, panel: pd.Se
         },
         columns=list(LINE_COLUMNS),
     )
-    kept = (data["mark"] != "unsupported") & data["x"].notna() & (data["y"].notna() | (data["mark"] != ""))
+    line = ["panel", "backend", "device"]
+    claimed = data["y"].notna().groupby([data[key] for key in line], observed=True).transform("any")
+    kept = (claimed | (data["mark"] != "unsupported")) & data["x"].notna() & (data["y"].notna() | (data["mark"] != ""))
     if metric.column == "speedup":
         kept &= (frame["backend"] != frame["speedup_baseline"]) | (data["mark"] != "")
     data = data[kept].sort_values(["panel", "backend", "device", "x"], kind="stable").reset_index(drop=True)
     if data.empty:
         return data
-    points = data.groupby(["panel", "backend", "device"], observed=True)["x"].transform("nunique")
+    points = data.groupby(line, observed=True)["x"].transform("nunique")
     several = data.groupby("panel", observed=True)["x"].transform("nunique") > 1
-    return data[(points > 1) | ~several].reset_index(drop=True)
+    data = data[(points > 1) | ~several].reset_index(drop=True)
+    open_ = data["y"].notna() & data["low"].isna() & (metric.column == "speedup")
+    return data.assign(open=open_) if open_.any() else data
 
 
 def in_order(values: Iterable[str], order: Sequence[str]) -> list[str]:

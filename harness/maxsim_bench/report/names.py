@@ -170,7 +170,7 @@ METRICS = {
     "latency": Metric("latency_ms", "latency", "ms", log=True),
     "memory": Metric("peak_extra_bytes", "peak extra memory", "GB", 1e-9, log=True),
     "speedup": Metric("speedup", "speed-up", "×", higher_is_better=True, log=True),
-    "ceiling": Metric("percent_of_ceiling", "of the binding ceiling", "%", higher_is_better=True),
+    "ceiling": Metric("percent_of_ceiling", "share of the binding ceiling", "%", higher_is_better=True),
 }
 
 _BYTES = (("GB", 1e-9), ("MB", 1e-6), ("kB", 1e-3))
@@ -240,6 +240,49 @@ def axis_value(axis: str, value: Any) -> str:
     if axis == "memory_cap":
         return f"{value / 1e9:g} GB"
     return count(value) if isinstance(value, (int, float)) else str(value)
+
+
+def settings(axes: dict[str, Any]) -> str:
+    """What a panel differs from others by, for its title: "Lq = 32, lengths 20–512, no cap, stage = dd".
+
+    `variant` is given by its parts.
+    """
+    return ", ".join(words for axis, value in axes.items() for words in _setting(axis, value))
+
+
+def _setting(axis: str, value: Any) -> list[str]:
+    if value is None:  # only a cap that is not there is a setting; other axes are then unused
+        return ["no cap"] if axis == "memory_cap" else []
+    if axis == "variant":
+        return [_part(*part) for part in value.items()]
+    if axis == "length_distribution":
+        return [_lengths(str(value))]
+    label = {"memory_cap": "cap", "timing_policy": "timing"}.get(axis, axis)
+    return [f"{label.replace('_', ' ')} = {axis_value(axis, value)}"]
+
+
+def parts(variant: str | None) -> dict[str, str | None]:
+    """The parts of a variant: "loss=cross_entropy;stage=dd" → loss and stage."""
+    return {key: value for key, _, value in (part.partition("=") for part in (variant or "").split(";")) if key}
+
+
+def _part(key: str, value: str | None) -> str:
+    if key == "drawn":  # of a corpus: so many documents that differ, again and again
+        return "all documents differ" if value is None else f"{count(float(value))} documents repeated"
+    words = key.replace("_", " ")
+    if value is None:
+        return f"no {words}"
+    return f"{words} = {count(int(value)) if value.isdigit() else value.replace('_', ' ')}"
+
+
+def _lengths(distribution: str) -> str:
+    """ "uniform:20:512" → "lengths 20–512", of logarithms with their median."""
+    kind, *numbers = distribution.split(":")
+    if kind == "uniform" and len(numbers) == 2:
+        return f"lengths {numbers[0]}–{numbers[1]}"
+    if kind == "lognormal" and len(numbers) == 4:
+        return f"lengths {numbers[2]}–{numbers[3]}, median {math.exp(float(numbers[0])):.0f}"
+    return f"lengths of {distribution}"
 
 
 def described(axes: dict[str, Any]) -> str:

@@ -8,9 +8,8 @@ Every figure is as wide as a column and is meant to be shown at that size: no te
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +31,8 @@ _PNG_DPI = 240  # 800 pixels across: no wider than the column of text of a READM
 # Okabe & Ito (2008), "Color universal design": eight colours for every common colour vision; black is kept for bounds.
 BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#E69F00", "#009E73", "#CC79A7"
 SKY, VERMILION, YELLOW, GREY = "#56B4E9", "#D55E00", "#B8A800", "#777777"
-# Backend → colour and marker. Ours are blue, peers warm, what people run today grey and green.
+# Backend → colour and marker. Ours are blue, peers warm, what people run today grey and green. No marker is one that
+# says why there is no number, and none is of strokes alone: those vanish on a line.
 LOOKS: dict[str, tuple[str, str]] = {
     "fused": (BLUE, "o"),
     "fused_portable": (SKY, "o"),
@@ -43,46 +43,46 @@ LOOKS: dict[str, tuple[str, str]] = {
     "eager_tf32": ("#AAAAAA", "<"),
     "eager_tf32_cast": ("#444444", ">"),
     "eager_pylate": (GREEN, "v"),
-    "chunked": (GREEN, "P"),
-    "compiled": (PURPLE, "X"),
-    "compiled_graphs": ("#8A4F7D", "X"),
-    "compiled_tf32": (YELLOW, "X"),
-    "compiled_graphs_tf32": (GREEN, "X"),
-    "reference": (YELLOW, "*"),
+    "chunked": (GREEN, "*"),
+    "compiled": (PURPLE, "p"),
+    "compiled_graphs": ("#8A4F7D", "d"),
+    "compiled_tf32": (YELLOW, ">"),
+    "compiled_graphs_tf32": (GREEN, "d"),
+    "reference": (YELLOW, "p"),
     "maxsim_cpu": (ORANGE, "h"),
     "fused_int8": (SKY, "p"),
     "fused_int8_doc": ("#003F66", "p"),
     "fused_int8_mixed": (GREEN, "p"),
-    "fused_fp8": (PURPLE, "h"),
-    "fused_fp8_doc": ("#8A4F7D", "h"),
+    "fused_fp8": (PURPLE, "v"),
+    "fused_fp8_doc": ("#8A4F7D", "v"),
     "flash_maxsim_int8": ("#8C3A00", "s"),
     "flash_maxsim_int8_mixed": ("#F0A57A", "s"),
     "lik_fp8": (YELLOW, "D"),
     "dequantise_eager": ("#444444", "^"),
     "search": (BLUE, "8"),
-    "search_int8": (SKY, "8"),
-    "search_int8_rescored": (GREEN, "8"),
-    "read_streaming": (YELLOW, "2"),
-    "read_persistent": ("#5E9C76", "1"),
-    "empty_launch": ("#AAAAAA", "_"),
+    "search_int8": (SKY, "D"),
+    "search_int8_rescored": (GREEN, "^"),
+    "read_streaming": (YELLOW, "v"),
+    "read_persistent": ("#5E9C76", "<"),
+    "empty_launch": ("#AAAAAA", "p"),
     "pipeline_fused": (BLUE, "o"),
-    "pipeline_chunked": (GREEN, "P"),
+    "pipeline_chunked": (GREEN, "*"),
     "pipeline_flash": (VERMILION, "s"),
     "train_fused": (BLUE, "o"),
     "train_lean": (SKY, "o"),
     "train_eager": (GREY, "^"),
     "train_eager_tf32": ("#AAAAAA", "<"),
-    "train_checkpointed": (GREEN, "P"),
+    "train_checkpointed": (GREEN, "*"),
     "train_eager_max_tf32": ("#777777", ">"),
     "train_checkpointed_max": ("#5E9C76", "d"),
     "train_flash_maxsim": (VERMILION, "s"),
     "train_lik": (ORANGE, "D"),
-    "train_lik_lowmem": (YELLOW, "D"),
+    "train_lik_lowmem": (YELLOW, "v"),
     "train_csr": ("#003F66", "o"),
     "train_csr_sort": (PURPLE, "o"),
-    "train_atomic": ("#8A4F7D", "X"),
-    "train_recompute": ("#4C9F70", "P"),
-    "train_stage": (BLUE, "p"),
+    "train_atomic": ("#8A4F7D", "p"),
+    "train_recompute": ("#4C9F70", "p"),
+    "train_stage": (SKY, "D"),
     "train_flash_csr": ("#8C3A00", "s"),
     "train_flash_atomic": ("#F0A57A", "s"),
     "ddp_conventional": (GREY, "^"),
@@ -96,6 +96,9 @@ LOOKS: dict[str, tuple[str, str]] = {
 }
 _SPARE_COLOURS = (PURPLE, GREEN, YELLOW, "#003F66", "#8C3A00")
 _SPARE_MARKERS = ("h", "p", "8", "d", ">")
+_BYTES = (("GB", 1e-9), ("MB", 1e-6), ("kB", 1e-3))
+_WHITE_EDGED = "osD^v"  # an edge eats most of others at this size
+_SIZES = {"*": 1.4, "d": 1.2}  # of markers that cover less than others of their width
 LINE_STYLES = ("-", "--", ":", "-.")  # one a card, where a figure shows several
 # Status → marker of what gave no number.
 FAILURE_MARKERS = {"oom": "x", "skipped": "+", "timeout": "1", "crash": "2", "error": "3", "incorrect": "4"}
@@ -147,6 +150,17 @@ def look(backend: str) -> tuple[str, str]:
         return LOOKS[backend]
     place = sum(backend.encode())
     return _SPARE_COLOURS[place % len(_SPARE_COLOURS)], _SPARE_MARKERS[place // 7 % len(_SPARE_MARKERS)]
+
+
+def marked(colour: str, marker: str, size: float = 3.0) -> dict[str, Any]:
+    """How a marker is drawn: white parts it from its line where that leaves enough of it, others have no other edge."""
+    white = marker in _WHITE_EDGED
+    return {
+        "marker": marker,
+        "markersize": size * _SIZES.get(marker, 1.0),
+        "markeredgecolor": "white" if white else colour,
+        "markeredgewidth": 0.3 if white else 0.5,
+    }
 
 
 def across(panels: int, abreast: int = ABREAST) -> int:
@@ -264,8 +278,15 @@ def plain(value: float) -> str:
     return f"{value:g}"
 
 
-def log_ticks(ax: Any, low: float, high: float) -> None:
-    """A logarithmic y axis with plain numbers: decades, or 1, 2 and 5 of each, or more, so that two fit."""
+def in_bytes(value: float, per_unit: float) -> str:
+    """A tick in the unit that suits it: 200 B, 1 kB, 50 MB, 2 GB; `per_unit` is bytes of one of the axis."""
+    size = value * per_unit
+    unit, factor = next(((u, f) for u, f in _BYTES if abs(size) * f >= 0.999), ("B", 1.0))
+    return f"{size * factor:.3g} {unit}" if size else "0"
+
+
+def log_ticks(ax: Any, low: float, high: float, word: Callable[[float], str] = plain) -> None:
+    """A logarithmic y axis with plain numbers, or words: decades, or 1, 2 and 5 of each, or more, so that two fit."""
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
     ax.set_yscale("log")
@@ -277,21 +298,25 @@ def log_ticks(ax: Any, low: float, high: float) -> None:
         return [p * 10.0**e for e in decades for p in parts if low <= p * 10.0**e <= high]
 
     def apart(one: float, other: float) -> bool:
-        return math.log(other / one) / math.log(high / low) * _LEAST_POINTS >= _TICK_POINTS
+        return abs(math.log(other / one)) / math.log(high / low) * _LEAST_POINTS >= _TICK_POINTS
 
-    ticks, between = within(1.0), within(1.0, 2.0, 5.0)
-    if len(ticks) < 3 and len(between) >= 2 and all(itertools.starmap(apart, itertools.pairwise(between))):
+    def thinned(*parts: float) -> list[float]:
+        """What is a tick's distance from those before it; the parts come first that matter most."""
+        kept: list[float] = []
+        for part in parts:
+            kept += [tick for tick in within(part) if all(apart(tick, other) for other in kept)]
+        return sorted(kept)
+
+    ticks = within(1.0)
+    if len(ticks) < 3 and len(between := thinned(1.0, 2.0, 5.0)) > len(ticks):
         ticks = between
     if len(ticks) < 2:
-        finest = within(1.0, 1.5, 2.0, 3.0, 4.0, 5.0, 7.0)
-        ticks = finest[:1]
-        for tick in finest[1:]:
-            ticks += [tick] if apart(ticks[-1], tick) else []
+        ticks = thinned(1.0, 2.0, 5.0, 3.0, 1.5, 4.0, 7.0)
     if len(ticks) < 2:
         return  # less than a step apart: matplotlib's own
     step = -(-len(ticks) // 6)
     ax.yaxis.set_major_locator(FixedLocator(ticks[(len(ticks) - 1) % step :: step]))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: plain(value)))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: word(value)))
     ax.yaxis.set_minor_formatter(NullFormatter())
 
 
@@ -309,12 +334,12 @@ def zero_log_ticks(ax: Any, low: float, high: float) -> None:
     ax.set_ylim(-0.25 * 10.0**first, 10.0**last * 1.3)
 
 
-def linear_ticks(axis: Any, most: int = 4) -> None:
+def linear_ticks(axis: Any, most: int = 4, word: Callable[[float], str] = plain) -> None:
     """At most so many intervals between ticks of a linear axis, at round numbers."""
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10]))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: plain(round(value, 9))))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: word(round(value, 9))))
 
 
 def legend(drawing: Drawing, handles: list[Any], labels: list[str]) -> None:

@@ -137,6 +137,18 @@ def test_what_a_backend_does_not_claim_is_no_mark(made: Any) -> None:
     assert "lik" not in set(data["backend"])
 
 
+def test_a_line_that_ends_at_what_its_backend_does_not_take_has_a_mark_there(made: Any) -> None:
+    rows = made.sweep([made.cell(B=B) for B in (10, 100, 1000)], ["eager", "fused"])
+    rows += made.sweep([made.cell(B=B) for B in (10, 100)], ["lik"])
+    refused = made.cell(B=1000)
+    rows += [Row(cell=refused, backend="lik", backend_version="1", gpu="x", status="unsupported", error="too large")]
+    for name in ("forward/latency-over-B", "forward/memory-over-B"):
+        figure = found(made.results(rows))[name]
+        lik = figure.data[figure.data["backend"] == "lik"]
+        assert list(lik["mark"]) == ["", "", "unsupported"]
+        assert "n/a: the backend does not take the cell" in figure.caption
+
+
 def test_a_table_of_steps_over_ranks_says_how_many_gpus_each_took(made: Any) -> None:
     """B / Nq of them, fewest first; on a processor they are processes, and elsewhere every row is of one."""
     ranks = {"op": "training_step", "variant": "over=ranks;tau=0.02"}
@@ -210,6 +222,29 @@ def test_a_setting_with_one_point_has_no_line(made: Any) -> None:
     frame = made.results(made.sweep([made.cell(B=10), made.cell(B=20, Ld=64)], ["fused"])).frame
     shown, _, _ = panels(frame, "B")
     assert shown.empty
+
+
+def titles(made: Any, cells: list[Cell]) -> tuple[list[str], str]:
+    """Titles of the panels over B, and what the caption is told of them."""
+    _, panel, told = panels(made.results(made.sweep(cells, ["fused"])).frame, "B")
+    return list(panel.cat.categories), told
+
+
+def test_panels_name_their_settings_in_words_and_leave_to_the_caption_what_they_share(made: Any) -> None:
+    def over(*given: dict[str, Any]) -> tuple[list[str], str]:
+        return titles(made, [made.cell(B=B, **axes) for axes in given for B in (10, 100)])
+
+    assert over({"memory_cap": None}, {"memory_cap": 42_400_000_000}) == (["no cap", "cap = 42.4 GB"], "")
+    stages = [{"variant": f"loss=cross_entropy;stage={stage}"} for stage in ("dd", "dq")]
+    assert over(*stages) == (["stage = dd", "stage = dq"], " All panels: loss = cross entropy.")
+    drawn = ({"k": 10, "variant": "host=pageable"}, {"k": 10, "variant": "drawn=20000;host=pageable"})
+    assert set(over(*drawn)[0]) == {"all documents differ", "20K documents repeated"}
+    packed = [
+        {"layout": "packed", "length_distribution": f"{words}:10:512"} for words in ("uniform", "lognormal:4.6:0.7")
+    ]
+    assert set(over(*packed)[0]) == {"lengths 10–512", "lengths 10–512, median 99"}
+    alike = [{"layout": "packed", "length_distribution": f"lognormal:4.6:{spread}:10:512"} for spread in (0.7, 0.9)]
+    assert len(set(over(*alike)[0])) == 2, "what words hide is told as it is configured"
 
 
 def test_tables_hold_a_word_where_no_number_is(made: Any, forward_rows: list[Row]) -> None:
@@ -598,4 +633,4 @@ def test_what_is_unused_in_a_setting_is_not_named_in_its_title(made: Any) -> Non
     cells += [made.cell(B=B, layout="packed", length_distribution="uniform:20:512") for B in (10, 100)]
     figure = found(made.results(made.sweep(cells, ["eager", "fused"])))["forward/latency-over-B"]
     titles = set(figure.data["panel"])
-    assert titles == {"layout = dense", "layout = packed, length_distribution = uniform:20:512"}
+    assert titles == {"layout = dense", "layout = packed, lengths 20–512"}

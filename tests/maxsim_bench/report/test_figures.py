@@ -363,6 +363,9 @@ def test_numbers_of_the_square_fit_their_cells(columns: int) -> None:
         (10.0, 34.0, ["10", "20"]),
         (0.04, 2.6, ["0.1", "1"]),  # 1, 2 and 5 of each would touch
         (2.6, 5.3, ["3", "5"]),
+        (0.02, 0.45, ["0.02", "0.05", "0.1", "0.2", "0.5"]),
+        (0.2, 6.0, ["0.2", "1", "5"]),  # of 1, 2 and 5 what fits, before 1.5 and 7
+        (0.015, 0.5, ["0.02", "0.1", "0.5"]),
     ],
 )
 def test_logarithmic_axes_have_two_ticks_or_more_in_plain_numbers(low: float, high: float, shown: list[str]) -> None:
@@ -377,6 +380,73 @@ def test_logarithmic_axes_have_two_ticks_or_more_in_plain_numbers(low: float, hi
     assert len(labels) >= 2
     boxes = [text.get_window_extent() for text in ticks(ax.yaxis)]
     assert not any(a.overlaps(b) for a, b in itertools.pairwise(boxes))
+
+
+def test_no_backend_has_a_marker_that_vanishes_or_means_that_there_is_no_number() -> None:
+    from matplotlib.lines import Line2D
+
+    markers = {marker for _, marker in style.LOOKS.values()}
+    assert markers <= set(Line2D.filled_markers)
+    assert not markers & {*style.FAILURE_MARKERS.values(), "X", "P"}, "X and P are x and +, filled"
+    for one, other in (
+        ("train_lik", "train_lik_lowmem"),
+        ("train_fused", "train_stage"),
+        ("fused_int8", "search_int8"),
+    ):
+        assert style.look(one)[1] != style.look(other)[1]
+    assert len({style.LOOKS[name] for name in ("eager", "fused", "chunked", "compiled", "compiled_graphs")}) == 5
+
+
+@pytest.mark.parametrize(("marker", "edge"), [("o", "white"), ("p", "#009E73"), ("2", "#009E73"), ("*", "#009E73")])
+def test_a_white_edge_is_only_around_what_it_leaves_visible(
+    monkeypatch: pytest.MonkeyPatch, marker: str, edge: str
+) -> None:
+    monkeypatch.setitem(style.LOOKS, "eager", (style.GREEN, marker))
+    drawing = draw_lines(series("", [1.0, 2.0], "eager"), Lines("x", "y", y_log=False))
+    (handle,) = drawing.legends[0].legend_handles
+    for line in (drawing.axes[0].lines[0], handle):
+        assert line.get_marker() == marker
+        assert line.get_markeredgecolor() == edge
+
+
+def test_speed_ups_without_an_interval_are_open_unjoined_points_and_the_caption_says_so(made: Any) -> None:
+    rows = made.sweep([made.cell(B=B) for B in (10, 100, 1000, 10_000)], ["eager", "fused"])
+    rows = [row.model_copy(update={"samples": 5}) if row.cell.B == 1000 else row for row in rows]
+    of = figures(made.results(rows))
+    figure = of["forward/speedup-over-B"]
+    (ax,) = figure.draw(figure.data).axes
+    (points,) = [line for line in ax.lines if line.get_gid() == "open"]
+    assert list(points.get_xdata()) == [1000]
+    assert points.get_markerfacecolor() == "none"
+    assert points.get_linestyle() == "None"
+    joined = ax.lines[0].get_ydata()
+    assert list(np.isnan(joined)) == [False, False, True, False]
+    assert "Open points, not joined: fewer than 6 rounds, so no interval." in figure.caption
+    for other in ("forward/latency-over-B", "forward/memory-over-B"):
+        assert "open" not in of[other].data
+        assert "Open points" not in of[other].caption
+
+
+def test_an_axis_of_ratios_is_too_wide_for_noise_to_look_like_an_effect() -> None:
+    data = series("", [0.98, 1.01, 0.99])
+    for unit_line, seen in ((1.0, True), (None, False)):
+        drawing = draw_lines(data, Lines("x", "speed-up", y_log=True, unit_line=unit_line))
+        low, high = drawing.axes[0].get_ylim()
+        assert (low <= 0.9 and high >= 1.1) == seen
+
+
+def test_memory_from_kilobytes_to_gigabytes_is_told_in_words() -> None:
+    far, near = series("a", [4e-6, 4e-3, 4.0]), series("b", [2.0, 3.0, 5.0])
+    drawing = draw_lines(pd.concat([far, near]), Lines("x", "peak extra memory [GB]", y_log=True))
+    drawing.draw_without_rendering()
+    assert_readable(drawing)
+    assert [text.get_text() for text in drawing.texts] == ["peak extra memory"]
+    assert {"10 kB", "1 MB", "1 GB"} <= {text.get_text() for text in ticks(drawing.axes[0].yaxis)}
+    assert all(text.get_text().endswith(" GB") for text in ticks(drawing.axes[1].yaxis))
+    alone = draw_lines(near, Lines("x", "peak extra memory [GB]", y_log=True))
+    assert alone.axes[0].get_ylabel() == "peak extra memory [GB]"
+    assert style.in_bytes(200e-9, 1e9) == "200 B"
+    assert style.in_bytes(0.0, 1e9) == "0"
 
 
 def test_the_files_are_the_same_bytes_every_time(tmp_path: Path, wide: dict[str, Figure]) -> None:
