@@ -416,6 +416,16 @@ def test_merge_says_what_it_added_and_refuses_contradictions(invoke: Invoke) -> 
     )
 
 
+def test_plan_and_run_refuse_lengths_of_no_collection(invoke: Invoke) -> None:
+    path = Path("experiments/tiny.toml")
+    path.write_text(path.read_text().replace('layout = "dense"', 'layout = "packed", length_distribution = "scifakt"'))
+    for command in ("plan", "run"):
+        done = invoke(command, "tiny")
+        assert done.exit_code == 2
+        assert "experiments/tiny.toml:5: axes.length_distribution: length_distribution = 'scifakt', but" in done.stderr
+        assert "Did you mean 'scifact'? Write uniform:LOW:HIGH, lognormal:" in done.stderr
+
+
 def test_list_names_experiments_with_titles(invoke: Invoke) -> None:
     assert invoke("list", "experiments").output == "experiments (what each measures)\n  tiny  A tiny grid\n"
     assert json.loads(invoke("list", "experiments", "--json").output) == {"tiny": "A tiny grid"}
