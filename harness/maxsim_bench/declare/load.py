@@ -321,20 +321,24 @@ def _backend_mistakes(given: dict[str, Any], known: Collection[str] | None) -> I
             yield ("backends",), f"unknown backend {name!r}. {suggest(str(name), known)}"
     others: list[tuple[Path_, Any]] = [(("baseline",), given["baseline"])] if "baseline" in given else []
     for section in ("leave_out", "allow"):
-        entries = given.get(section)
-        for i, entry in enumerate(entries if isinstance(entries, list) else []):
-            if isinstance(entry, dict):  # of what is no table pydantic tells
-                others.append(((section, i, "backends"), entry.get("backends", [])))
+        others += _of_rules((section,), given.get(section))
     others += [(("timing", "setup_seconds"), _set_up(given.get("timing")))]
     profiles = given.get("profiles")
     for profile, change in (profiles if isinstance(profiles, dict) else {}).items():
         if isinstance(change, dict):
             others.append((("profiles", profile, "backends"), change.get("backends", [])))
+            others += _of_rules(("profiles", profile, "leave_out"), change.get("leave_out"))
             others.append((("profiles", profile, "timing", "setup_seconds"), _set_up(change.get("timing"))))
     for at, names in others:
         for name in [names] if isinstance(names, str) else names if isinstance(names, list) else []:
             if name not in mine:
                 yield at, f"{name!r} is not among the backends of this experiment. {suggest(str(name), mine)}"
+
+
+def _of_rules(at: Path_, entries: Any) -> list[tuple[Path_, Any]]:
+    """The backends that each table of a list names, with their place; of what is no table pydantic tells."""
+    listed = enumerate(entries if isinstance(entries, list) else [])
+    return [((*at, i, "backends"), entry.get("backends", [])) for i, entry in listed if isinstance(entry, dict)]
 
 
 def _set_up(timing: Any) -> list[str]:

@@ -247,6 +247,15 @@ def test_a_condition_on_lengths_that_no_cell_has_never_holds(tmp_path: Path) -> 
     ]
 
 
+def test_a_constraint_of_a_profile_names_backends_of_the_experiment(tmp_path: Path) -> None:
+    """One of several names that is mistyped leaves nothing out, beside others that do."""
+    rule = '[[profiles.smoke.leave_out]]\nwhen = { B = 1 }\nwhy = "w"\nbackends = ["fuse", "eager"]\n'
+    assert problems(tmp_path, GOOD + rule) == [
+        "tiny.toml:16: profiles.smoke.leave_out.backends: 'fuse' is not among the backends of this experiment. "
+        "Did you mean 'fused'?"
+    ]
+
+
 @pytest.mark.parametrize(
     ("when", "told"),
     [
