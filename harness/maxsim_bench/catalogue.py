@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from maxsim_bench.backends.lengths import histograms
 from maxsim_bench.backends.registry import backends
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.datasets import DATASETS
@@ -37,7 +38,7 @@ def experiments(folder: Path, names: tuple[str, ...] = ()) -> list[Experiment]:
     """The named experiments of a folder, all if none is named. Raises `DeclarationError` for what is not there."""
     if not folder.is_dir():
         raise DeclarationError([f"{folder}: no such folder. Run in the checkout, or name it with --experiments."])
-    known = load_directory(folder, backends())
+    known = load_directory(folder, backends(), histograms())
     unknown = [f"no experiment {name!r} in {folder}. {suggest(name, known)}" for name in names if name not in known]
     if unknown:
         raise DeclarationError(unknown)

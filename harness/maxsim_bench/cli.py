@@ -423,7 +423,8 @@ def show(cell: str, experiments: Path, results: Path, as_json: bool) -> None:
 def merge(sources: tuple[Path, ...]) -> None:
     """Merge results; contradictions are refused.
 
-    FROM and INTO are CSVs of results, or folders of them.
+    FROM and INTO are CSVs of results, or folders of them. If rows of one identity differ, nothing is written, and the
+    exit code is 2. Exit code 1 if a row that was added contradicts its own raw samples; it is named on stderr.
 
     \b
     Example: maxsim-bench merge /media/stick/results results
@@ -432,10 +433,12 @@ def merge(sources: tuple[Path, ...]) -> None:
 
     if len(sources) < 2:
         raise click.UsageError("name at least one source and, last, where to merge into")
-    for done in merge_stores(sources[:-1], sources[-1]):
+    merged = merge_stores(sources[:-1], sources[-1])
+    for done in merged:
         click.echo(f"{done.path}: {done.added} rows added to {done.present}")
-        for told in done.lost:
+        for told in (*done.lost, *done.contradicted):
             click.echo(told, err=True)
+    sys.exit(1 if any(done.contradicted for done in merged) else 0)
 
 
 @main.command()

@@ -24,6 +24,7 @@ from maxsim_bench.doctor import EXTRAS, Diagnosis, diagnosis_lines, why_not
 from maxsim_bench.measure.ceilings import Ceilings
 from maxsim_bench.record.environments import add_environments
 from maxsim_bench.record.row import Row
+from maxsim_bench.record.samples import append_samples
 from maxsim_bench.record.store import Store
 from maxsim_bench.report.declared import Declared
 from maxsim_bench.report.origins import command as command_of
@@ -414,6 +415,39 @@ def test_merge_says_what_it_added_and_refuses_contradictions(invoke: Invoke) -> 
         f"Error: {tiny_row(2).key}: results/h200/tiny.csv and other/h200/tiny.csv disagree: latency_ms 0.5 and 9.0\n"
         "Nothing was merged. Delete the rows that are wrong, then merge again.\n"
     )
+
+
+@pytest.mark.parametrize(("ms", "code"), [(0.5, 0), (4.2, 1)])
+def test_merge_ends_with_1_where_an_added_row_contradicts_its_samples(invoke: Invoke, ms: float, code: int) -> None:
+    """It is merged all the same: whoever measured it has to say which of the two is right."""
+    Store("theirs/h200/tiny.csv").append([tiny_row(1)])
+    append_samples(Path("theirs/h200/tiny.csv"), {tiny_row(1).key: {"ms": [ms]}})
+    done = invoke("merge", "theirs", "results")
+    assert done.exit_code == code
+    assert done.stdout == "results/h200/tiny.csv: 1 rows added to 0\n"
+    told = f"theirs/h200/tiny.csv: latency_ms is 0.5, but the median of its samples is {ms} ({tiny_row(1).key}). "
+    assert done.stderr.startswith(told if code else "")
+    assert bool(done.stderr) == bool(code)
+    assert len(Store("results/h200/tiny.csv").rows()) == 1
+
+
+def test_merge_tells_of_a_cut_line_and_ends_with_0(invoke: Invoke) -> None:
+    """What a killed sweep leaves: nothing is wrong with the rows that are there."""
+    source = Path("theirs/h200/tiny.csv")
+    Store(source).append([tiny_row(1), tiny_row(2)])
+    source.write_bytes(source.read_bytes()[:-5])
+    done = invoke("merge", "theirs", "results")
+    assert (done.exit_code, done.stderr) == (0, "theirs/h200/tiny.csv: the last line is cut; 1 rows read\n")
+
+
+def test_plan_and_run_refuse_lengths_of_no_collection(invoke: Invoke) -> None:
+    path = Path("experiments/tiny.toml")
+    path.write_text(path.read_text().replace('layout = "dense"', 'layout = "packed", length_distribution = "scifakt"'))
+    for command in ("plan", "run"):
+        done = invoke(command, "tiny")
+        assert done.exit_code == 2
+        assert "experiments/tiny.toml:5: axes.length_distribution: length_distribution = 'scifakt', but" in done.stderr
+        assert "Did you mean 'scifact'? Write uniform:LOW:HIGH, lognormal:" in done.stderr
 
 
 def test_list_names_experiments_with_titles(invoke: Invoke) -> None:

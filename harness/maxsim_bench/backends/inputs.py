@@ -45,9 +45,7 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
     """
     import torch
 
-    absent = [axis for axis in ("Nq", "B", "Lq", "Ld", "d", "dtype") if getattr(cell, axis) is None]
-    if absent:
-        raise InputError(f"cell {cell.hash()} of {cell.experiment}: {', '.join(absent)} not set, inputs need them")
+    _expect_axes(cell)
     if cell.inputs not in (None, "random"):
         raise InputError(f"inputs = {cell.inputs!r}: only 'random' unit vectors can be drawn here")
     assert cell.Nq
@@ -56,7 +54,7 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
     assert cell.Ld
     assert cell.d
     assert cell.dtype
-    if axis_of(cell, VARIANT + "reference") == "unrounded":
+    if _keeps_exact(cell):
         drawn = make_inputs(
             cell.model_copy(update={"dtype": "fp32", "variant": _without_reference(cell)}), device, set_index
         )
@@ -67,13 +65,12 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
     generator.manual_seed(int(np.random.SeedSequence([cell.seed, set_index]).generate_state(1)[0]))
     Q = unit_vectors((cell.Nq, cell.Lq, cell.d), dtype, device, generator)
     q_lengths = _query_lengths(cell, Q, set_index)
-    documents = cell.Nq * cell.B if cell.pairing == "candidates" else corpus_of(cell)
+    documents = _documents(cell)
     if cell.layout in (None, "dense"):
         shape = (cell.Nq, cell.B) if cell.pairing == "candidates" else (documents,)
         D = unit_vectors((*shape, cell.Ld, cell.d), dtype, device, generator)
         return Inputs(Q=Q, D=D, q_lengths=q_lengths)
-    name = cell.length_distribution or f"uniform:1:{cell.Ld}"
-    lengths = draw_lengths(name, documents, seed=cell.seed + 7919 * set_index, Ld=cell.Ld)
+    lengths = document_lengths(cell, documents, set_index)
     d_lengths = torch.from_numpy(lengths.astype(np.int32)).to(device)
     if cell.layout == "packed":
         offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
@@ -85,6 +82,53 @@ def make_inputs(cell: Cell, device: str, set_index: int = 0) -> Inputs:
     if cell.pairing == "candidates":
         D, d_lengths = D.unflatten(0, (cell.Nq, cell.B)), d_lengths.view(cell.Nq, cell.B)
     return Inputs(Q=Q, D=D, q_lengths=q_lengths, d_lengths=d_lengths)
+
+
+def drawn_bytes(cell: Cell, set_index: int = 0) -> int:
+    """Bytes of the embeddings that `make_inputs` draws for a set, to be asked for before they are.
+
+    Exact, where `declare.estimate.input_bytes` bounds packed documents by Ld: their lengths are drawn. Beside them are
+    lengths, offsets and the scratch of one block.
+
+    Raises:
+        InputError: for an axis that is missing.
+    """
+    _expect_axes(cell)
+    assert cell.Nq
+    assert cell.Lq
+    assert cell.Ld
+    assert cell.d
+    assert cell.dtype
+    documents = _documents(cell)
+    packed = cell.layout == "packed"
+    rows = int(document_lengths(cell, documents, set_index).sum(dtype=np.int64)) if packed else documents * cell.Ld
+    size = _dtype(cell.dtype).itemsize + (_dtype("fp32").itemsize if _keeps_exact(cell) else 0)
+    return size * (cell.Nq * cell.Lq + rows) * cell.d
+
+
+def document_lengths(cell: Cell, count: int, set_index: int) -> np.ndarray:
+    """[count] int32 lengths of the documents of a set, by default uniform in 1..Ld."""
+    assert cell.Ld
+    name = cell.length_distribution or f"uniform:1:{cell.Ld}"
+    return draw_lengths(name, count, seed=cell.seed + 7919 * set_index, Ld=cell.Ld)
+
+
+def _expect_axes(cell: Cell) -> None:
+    absent = [axis for axis in ("Nq", "B", "Lq", "Ld", "d", "dtype") if getattr(cell, axis) is None]
+    if absent:
+        raise InputError(f"cell {cell.hash()} of {cell.experiment}: {', '.join(absent)} not set, inputs need them")
+
+
+def _documents(cell: Cell) -> int:
+    """Documents that are drawn: B for each query of candidates, else the corpus."""
+    assert cell.Nq
+    assert cell.B
+    return cell.Nq * cell.B if cell.pairing == "candidates" else corpus_of(cell)
+
+
+def _keeps_exact(cell: Cell) -> bool:
+    """Whether the fp32 values before rounding are kept beside the inputs."""
+    return axis_of(cell, VARIANT + "reference") == "unrounded"
 
 
 def corpus_of(cell: Cell) -> int:

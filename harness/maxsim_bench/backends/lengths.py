@@ -6,7 +6,6 @@ Room: `backends`. May import: declare, `maxsim`. Real distributions are histogra
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 from dataclasses import dataclass
@@ -14,10 +13,7 @@ from importlib import resources
 
 import numpy as np
 
-SYNTHETIC = {
-    "uniform": "uniform:LOW:HIGH",
-    "lognormal": "lognormal:MU:SIGMA or lognormal:MU:SIGMA:LOW:HIGH",
-}
+from maxsim_bench.declare.lengths import Lognormal, Uniform, parse, too_long
 
 
 class LengthError(ValueError):
@@ -75,48 +71,20 @@ def draw_lengths(name: str, count: int, seed: int, Ld: int) -> np.ndarray:
     Raises:
         LengthError: for an unknown name, numbers that make no distribution, or a uniform that exceeds Ld.
     """
+    try:
+        law = parse(name, histograms())
+    except ValueError as error:
+        raise LengthError(f"length_distribution = {name!r}, but {error}") from None
+    beyond = too_long(law, Ld)
+    if beyond is not None:
+        raise LengthError(f"length_distribution = {name!r}, but {beyond}")
     random = np.random.default_rng(seed)
-    kind, *numbers = name.split(":")
-    if kind == "uniform":
-        low, high = _bounds(name, numbers, Ld)
-        drawn = random.integers(low, high + 1, count)
-    elif kind == "lognormal":
-        mu, sigma, low, high = _lognormal(name, numbers, Ld)
-        drawn = np.clip(random.lognormal(mu, sigma, count).astype(np.int64), low, high)
+    if isinstance(law, Uniform):
+        drawn = random.integers(law.low, law.high + 1, count)
+    elif isinstance(law, Lognormal):
+        low, high = (min(1, Ld), Ld) if law.low is None or law.high is None else (law.low, law.high)
+        drawn = np.clip(random.lognormal(law.mu, law.sigma, count).astype(np.int64), low, high)
     else:
-        known = histograms()
-        if name not in known:
-            raise LengthError(_unknown(name))
-        histogram = known[name]
+        histogram = histograms()[name]
         drawn = random.choice(histogram.lengths, count, p=histogram.counts / histogram.counts.sum())
     return np.minimum(drawn, Ld).astype(np.int32)
-
-
-def _bounds(name: str, numbers: list[str], Ld: int) -> tuple[int, int]:
-    try:
-        low, high = (int(x) for x in numbers)
-    except ValueError:
-        raise LengthError(f"length_distribution = {name!r}: write {SYNTHETIC['uniform']} with whole numbers") from None
-    if not 0 <= low <= high:
-        raise LengthError(f"length_distribution = {name!r}: needs 0 <= LOW <= HIGH")
-    if high > Ld:
-        raise LengthError(f"length_distribution = {name!r}: HIGH = {high} exceeds Ld = {Ld}. Lower it, or raise Ld")
-    return low, high
-
-
-def _lognormal(name: str, numbers: list[str], Ld: int) -> tuple[float, float, int, int]:
-    try:
-        mu, sigma = float(numbers[0]), float(numbers[1])
-        low, high = (int(x) for x in numbers[2:]) if len(numbers) > 2 else (min(1, Ld), Ld)
-    except (ValueError, IndexError):
-        raise LengthError(f"length_distribution = {name!r}: write {SYNTHETIC['lognormal']}") from None
-    if not (sigma >= 0 and np.isfinite([mu, sigma]).all() and 0 <= low <= high):
-        raise LengthError(f"length_distribution = {name!r}: needs finite MU, SIGMA >= 0 and 0 <= LOW <= HIGH")
-    return mu, sigma, low, high
-
-
-def _unknown(name: str) -> str:
-    known = [*histograms(), *SYNTHETIC]
-    near = difflib.get_close_matches(name.split(":")[0], known, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
-    return f"length_distribution = {name!r} is unknown.{hint} Known: {', '.join([*histograms(), *SYNTHETIC.values()])}"

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from maxsim_bench.declare.cell import Cell, Op
+from maxsim_bench.declare.lengths import LENGTHS, parse
 
 Status = Literal["ok", "incorrect", "oom", "error", "timeout", "crash", "unsupported", "skipped"]
 Isolation = Literal["shared", "fresh"]
@@ -82,11 +83,14 @@ def axis_value(axis: str, value: Any) -> Any:
     if axis == "memory_cap":
         return parse_bytes(value)
     try:
-        return _typed(axis).validate_python(value, strict=True)
+        typed = _typed(axis).validate_python(value, strict=True)
     except ValidationError as error:
         # a union reports every branch; the one about None helps nobody
         told = [e["msg"] for e in error.errors() if e["type"] != "none_required"]
         raise ValueError(told[0][0].lower() + told[0][1:]) from None
+    if axis == LENGTHS and typed is not None:
+        parse(typed)
+    return typed
 
 
 @cache

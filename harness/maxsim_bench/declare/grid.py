@@ -26,6 +26,7 @@ from maxsim_bench.declare.experiment import (
     matches,
     split_axes,
 )
+from maxsim_bench.declare.lengths import LENGTHS, parse, too_long
 
 
 def expand(experiment: Experiment, gpu: str) -> Plan:
@@ -33,6 +34,9 @@ def expand(experiment: Experiment, gpu: str) -> Plan:
 
     A file that names neither `gpu` nor "any" has no cells for it. "any" stands for every card, but not for "cpu",
     because sizes that suit a card take a processor for ever: that one is named or left out.
+
+    Raises `DeclarationError` for a value that its axis does not take, and for lengths beyond Ld of a cell that is not
+    left out.
     """
     plan = Plan(planned=[], left_out=[])
     named = experiment.gpus()
@@ -50,7 +54,25 @@ def expand(experiment: Experiment, gpu: str) -> Plan:
         for rule in _rules_on_backends(experiment, cell):
             gone = tuple(b for b in rule.backends or () if b in experiment.backends)
             plan.left_out.append(LeftOut(cell=cell, why=rule.why, backends=gone))
+    beyond = dict.fromkeys(filter(None, (_beyond(p.cell) for p in plan.planned)))
+    if beyond:
+        where = experiment.source or experiment.name
+        raise DeclarationError([f"{where}: axes.{LENGTHS}: {told}" for told in beyond])
     return plan
+
+
+def overlong(experiment: Experiment) -> list[str]:
+    """What is wrong with uniform lengths beyond Ld, of cells that some card does not leave out; each told once."""
+    if not _may_be_overlong(experiment):
+        return []
+    cards = _cards(experiment)
+    suspects = {cell: told for cell in _product(experiment, cards[0]) if (told := _beyond(cell))}
+    return list(
+        dict.fromkeys(
+            told for cell, told in suspects.items()
+            if any(_is_planned(experiment, cell.model_copy(update={"gpu": gpu})) for gpu in cards)
+        )
+    )  # fmt: skip
 
 
 def idle(experiment: Experiment) -> list[LeaveOut]:
@@ -60,8 +82,7 @@ def idle(experiment: Experiment) -> list[LeaveOut]:
     waiting = [*experiment.leave_out, *(rule for p in experiment.profiles.values() for rule in p.leave_out)]
     for profile in PROFILES:
         under = experiment.under(profile)
-        cards = [g for gpu in under.gpus() for g in (known_gpus().keys() - {"cpu"} if gpu == "any" else {gpu})]
-        for gpu in cards:
+        for gpu in _cards(under):
             rules = [rule for rule in waiting if _among(rule, under.leave_out)]
             for cell in _product(under, gpu) if rules else ():
                 acting = _acting(under, cell) if any(matches(rule.when, cell) for rule in rules) else []
@@ -70,6 +91,39 @@ def idle(experiment: Experiment) -> list[LeaveOut]:
                     break
             waiting = [rule for rule in waiting if not _among(rule, under.leave_out) or _among(rule, rules)]
     return waiting
+
+
+def _cards(experiment: Experiment) -> list[str]:
+    """The cards that have a grid; "any" is every one that is known, and no processor."""
+    return [g for gpu in experiment.gpus() for g in (sorted(known_gpus().keys() - {"cpu"}) if gpu == "any" else [gpu])]
+
+
+def _is_planned(experiment: Experiment, cell: Cell) -> bool:
+    """Whether some backend measures the cell."""
+    left = _rule_on(experiment, cell) is not None or _unfit(experiment, cell) is not None
+    return not left and bool(backends_for(experiment, cell))
+
+
+def _beyond(cell: Cell) -> str | None:
+    """What is wrong with a cell's uniform lengths beyond its Ld; None for dense documents, which have no others."""
+    if cell.length_distribution is None or cell.Ld is None or cell.layout not in ("masked", "packed"):
+        return None
+    told = too_long(parse(cell.length_distribution), cell.Ld)
+    return None if told is None else f"{LENGTHS} = {cell.length_distribution!r}, but {told}, or leave such cells out."
+
+
+def _may_be_overlong(experiment: Experiment) -> bool:
+    """Whether some declared lengths exceed an Ld that they can meet: few files, and only those are multiplied out."""
+    named: dict[str, list[dict[str, Any]]] = {}
+    for key, rows in flat_axes(experiment).items():
+        for name in split_axes(key):
+            named[name] = [dict(zip(split_axes(key), row, strict=True)) for row in rows]
+    shortest = min((row["Ld"] for row in named.get("Ld", ()) if row["Ld"] is not None), default=None)
+    for row in named.get(LENGTHS, ()):
+        least = row.get("Ld", shortest)
+        if row[LENGTHS] is not None and least is not None and too_long(parse(row[LENGTHS]), least):
+            return True
+    return False
 
 
 def _among(rule: LeaveOut, rules: Iterable[LeaveOut]) -> bool:

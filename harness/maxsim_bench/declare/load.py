@@ -33,7 +33,8 @@ from maxsim_bench.declare.experiment import (
     comparison,
     split_axes,
 )
-from maxsim_bench.declare.grid import flat_axes
+from maxsim_bench.declare.grid import flat_axes, overlong
+from maxsim_bench.declare.lengths import LENGTHS, parse
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
@@ -54,13 +55,15 @@ _FIELDS: dict[str, Collection[str]] = {
 }
 
 
-def load_directory(folder: Path, backends: Collection[str] | None = None) -> dict[str, Experiment]:
+def load_directory(
+    folder: Path, backends: Collection[str] | None = None, collections: Collection[str] | None = None
+) -> dict[str, Experiment]:
     """Every experiment below `folder` by name, sorted. Raises one `DeclarationError` with the mistakes of all files."""
     found: dict[str, Experiment] = {}
     problems: list[str] = []
     for path in sorted(folder.glob("*.toml")):
         try:
-            found[path.stem] = load(path, backends)
+            found[path.stem] = load(path, backends, collections)
         except DeclarationError as error:
             problems += error.problems
     if problems:
@@ -68,8 +71,10 @@ def load_directory(folder: Path, backends: Collection[str] | None = None) -> dic
     return found
 
 
-def load(path: Path, backends: Collection[str] | None = None) -> Experiment:
-    """The experiment that `path` declares. `backends` are the known names (None: not checked).
+def load(path: Path, backends: Collection[str] | None = None, collections: Collection[str] | None = None) -> Experiment:
+    """The experiment that `path` declares.
+
+    `backends` and `collections` (whose documents' lengths can be drawn) are the known names (None: not checked).
 
     Raises `DeclarationError` with one line for each mistake: `file:line: key: what is wrong. What to do.`
     """
@@ -86,10 +91,10 @@ def load(path: Path, backends: Collection[str] | None = None) -> Experiment:
         where = line[1] if line else text.count("\n") + 1
         raise DeclarationError([f"{path}:{where}: not TOML: {message}."]) from None
     lines = _line_numbers(text)
-    mistakes = sorted(set(_mistakes(path, given, backends)), key=lambda m: (_line(lines, m[0]), m[1]))
+    mistakes = sorted(set(_mistakes(path, given, backends, collections)), key=lambda m: (_line(lines, m[0]), m[1]))
     if not mistakes:
         experiment = Experiment.model_validate({**given, "source": str(path)})
-        mistakes = list(_size_mistakes(experiment))
+        mistakes = list(dict.fromkeys(_size_mistakes(experiment)))
     if mistakes:
         raise DeclarationError([f"{path}:{_line(lines, at)}: {_name(at)}{told}" for at, told in mistakes])
     return experiment
@@ -102,14 +107,16 @@ def suggest(word: str, choices: Collection[str]) -> str:
     return f"Did you mean {close[0]!r}?" if close else f"Choose from {', '.join(sorted(choices))}."
 
 
-def _mistakes(path: Path, given: dict[str, Any], backends: Collection[str] | None) -> Iterator[tuple[Path_, str]]:
+def _mistakes(
+    path: Path, given: dict[str, Any], backends: Collection[str] | None, collections: Collection[str] | None
+) -> Iterator[tuple[Path_, str]]:
     try:
         experiment = Experiment.model_validate({**given, "source": str(path)})
     except ValidationError as error:
         yield from map(_from_pydantic, error.errors())
         experiment = None
     for at, axes in _tables(given, "axes"):
-        yield from _axis_mistakes(at, axes)
+        yield from _axis_mistakes(at, axes, collections)
     variants = {name for _, axes in _tables(given, "axes") for name in _variants(axes)}
     for at, when in _tables(given, "when"):
         yield from (((*at, axis), told) for axis, told in condition_mistakes(when, variants))
@@ -143,6 +150,20 @@ def _size_mistakes(experiment: Experiment) -> Iterator[tuple[Path_, str]]:
                 ("axes",) if profile == "full" else ("profiles", profile, "axes"),
                 f"the axes span {cells:,} cells, more than {_MOST_CELLS:,}. Thin them out, or link some.",
             )
+            continue
+        for told in overlong(experiment.under(profile)):
+            yield _axis_place(experiment, profile, LENGTHS), told
+
+
+def _axis_place(experiment: Experiment, profile: ProfileName, axis: str) -> Path_:
+    """Where an axis of the experiment under a profile is given: by the profile, or by the file."""
+    change = experiment.profiles.get(profile) if profile != "full" else None
+    own = {} if change is None else change.axes
+    for at, axes in ((("profiles", profile, "axes"), own), (("axes",), experiment.axes)):
+        for key in axes:
+            if axis in split_axes(key):
+                return (*at, key)
+    return ("axes",)
 
 
 # What pydantic calls a value that TOML calls otherwise.
@@ -182,7 +203,7 @@ def _variants(axes: dict[str, Any]) -> Collection[str]:
     return declared if isinstance(declared, dict) else ()
 
 
-def _axis_mistakes(at: Path_, axes: dict[str, Any]) -> Iterator[tuple[Path_, str]]:
+def _axis_mistakes(at: Path_, axes: dict[str, Any], collections: Collection[str] | None) -> Iterator[tuple[Path_, str]]:
     for key, given in axes.items():
         if key == "variant":
             if not isinstance(given, dict):
@@ -191,17 +212,19 @@ def _axis_mistakes(at: Path_, axes: dict[str, Any]) -> Iterator[tuple[Path_, str
             for name, values in given.items():
                 if not re.fullmatch(r"\w+", name):  # cells keep them as "name=value;name=value"
                     yield (*at, key, name), f"{name!r} is no name. Write letters, digits and underscores."
-                yield from _value_mistakes((*at, key, name), [VARIANT + name], values)
+                yield from _value_mistakes((*at, key, name), [VARIANT + name], values, collections)
             continue
         names = split_axes(key)
         unknown = [n for n in names if n not in AXES]
         if unknown:
             yield (*at, key), f"unknown axis {unknown[0]!r}. {suggest(unknown[0], AXES)}"
         else:
-            yield from _value_mistakes((*at, key), names, given)
+            yield from _value_mistakes((*at, key), names, given, collections)
 
 
-def _value_mistakes(at: Path_, names: list[str], given: Any) -> Iterator[tuple[Path_, str]]:
+def _value_mistakes(
+    at: Path_, names: list[str], given: Any, collections: Collection[str] | None
+) -> Iterator[tuple[Path_, str]]:
     rows = given if isinstance(given, list) else [given]
     if not rows:
         yield at, "is empty, so the grid has no cell. Give at least one value, or remove the axis."
@@ -218,6 +241,8 @@ def _value_mistakes(at: Path_, names: list[str], given: Any) -> Iterator[tuple[P
                     yield at, f"unknown card {value!r}. {suggest(str(value), ['any', *known_gpus()])}"
                 continue
             try:
+                if name == LENGTHS and isinstance(value, str) and value != "none":
+                    parse(value, collections)
                 axis_value(name, value)
             except (ValueError, TypeError) as error:
                 todo = "Take it out of its inner list" if isinstance(value, list) else "Remove or correct it"
@@ -296,20 +321,24 @@ def _backend_mistakes(given: dict[str, Any], known: Collection[str] | None) -> I
             yield ("backends",), f"unknown backend {name!r}. {suggest(str(name), known)}"
     others: list[tuple[Path_, Any]] = [(("baseline",), given["baseline"])] if "baseline" in given else []
     for section in ("leave_out", "allow"):
-        entries = given.get(section)
-        for i, entry in enumerate(entries if isinstance(entries, list) else []):
-            if isinstance(entry, dict):  # of what is no table pydantic tells
-                others.append(((section, i, "backends"), entry.get("backends", [])))
+        others += _of_rules((section,), given.get(section))
     others += [(("timing", "setup_seconds"), _set_up(given.get("timing")))]
     profiles = given.get("profiles")
     for profile, change in (profiles if isinstance(profiles, dict) else {}).items():
         if isinstance(change, dict):
             others.append((("profiles", profile, "backends"), change.get("backends", [])))
+            others += _of_rules(("profiles", profile, "leave_out"), change.get("leave_out"))
             others.append((("profiles", profile, "timing", "setup_seconds"), _set_up(change.get("timing"))))
     for at, names in others:
         for name in [names] if isinstance(names, str) else names if isinstance(names, list) else []:
             if name not in mine:
                 yield at, f"{name!r} is not among the backends of this experiment. {suggest(str(name), mine)}"
+
+
+def _of_rules(at: Path_, entries: Any) -> list[tuple[Path_, Any]]:
+    """The backends that each table of a list names, with their place; of what is no table pydantic tells."""
+    listed = enumerate(entries if isinstance(entries, list) else [])
+    return [((*at, i, "backends"), entry.get("backends", [])) for i, entry in listed if isinstance(entry, dict)]
 
 
 def _set_up(timing: Any) -> list[str]:

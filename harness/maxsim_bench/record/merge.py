@@ -22,14 +22,15 @@ from maxsim_bench.record.store import Store
 class Merged:
     """What a merge did to one file: rows it added, and rows that were there already.
 
-    `lost` says what its sources had lost before: a line that was cut off, raw samples of rows that it added; and which
-    of these rows contradict their samples.
+    `lost` says what its sources had lost before: a line that was cut off, raw samples of rows that it added;
+    `contradicted` which of these rows do not follow from their samples, or have some that no timer gives.
     """
 
     path: Path
     added: int
     present: int
     lost: tuple[str, ...] = ()
+    contradicted: tuple[str, ...] = ()
 
 
 def merge_rows(parts: Iterable[tuple[str, Iterable[Row]]]) -> list[Row]:
@@ -81,7 +82,7 @@ class _Part:
     environments: Mapping[str, Any]
 
     def lost(self, added: Collection[str]) -> Iterator[str]:
-        """What is missing of it or contradicts itself, in words; of its samples those of timed rows that are added."""
+        """What is missing of it, in words; of its samples those of timed rows that are added."""
         cut = Store(self.path).cut()
         if cut is not None:
             yield f"{self.path}: {cut}"
@@ -90,6 +91,9 @@ class _Part:
         ]
         if bare and samples_path(self.path).exists():
             yield f"{samples_path(self.path)}: is cut: {len(bare)} of the rows that were added have no samples"
+
+    def contradicted(self, added: Collection[str]) -> Iterator[str]:
+        """Timed rows that are added and contradict their samples, in words."""
         contradicted = contradictions(self.rows, self.samples)
         for row in self.rows:
             if row.key in added and row.latency_ms is not None:
@@ -109,7 +113,8 @@ def _write(target: Path, parts: list[_Part], present: list[Row], merged: list[Ro
             append_samples(target, {k: v for k, v in part.samples.items() if k in added})
             _add_details(part.path, target)
         store.append(row for row in merged if row.key in added)
-    return Merged(target, len(added), len(present), tuple(told for part in parts for told in part.lost(added)))
+    lost = tuple(told for part in parts for told in part.lost(added))
+    return Merged(target, len(added), len(present), lost, tuple(t for part in parts for t in part.contradicted(added)))
 
 
 def _pairs(source: Path, into: Path) -> list[tuple[Path, Path]]:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from maxsim_bench.backends.base import Inputs
-from maxsim_bench.backends.inputs import make_inputs, unit_vectors
-from maxsim_bench.backends.lengths import draw_lengths
+from maxsim_bench.backends.inputs import document_lengths, drawn_bytes, make_inputs, unit_vectors
 from maxsim_bench.declare.cell import Cell
 from maxsim_bench.declare.estimate import drawn_documents
 from maxsim_bench.declare.experiment import VARIANT, axis_of
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 
 _BLOCK_DOCUMENTS = 4096
 _BLOCKS_A_SET = 1 << 20  # more blocks than any corpus has, so that no two sets share a seed
-_HOST_SHARE = 0.95  # of the free host memory for a corpus: its page tables and the buffers of copies need some too
+_HOST_SHARE = 0.95  # of the free host memory for what is drawn: page tables and the buffers of copies need some too
 
 
 def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
@@ -35,11 +34,14 @@ def draw_inputs(cell: Cell, device: str, set_index: int) -> Inputs:
     what a card draws in seconds. Under variant `drawn=N` there are N documents, of which the backend makes a corpus.
 
     Raises:
-        MemoryError: for a dense or packed corpus that host memory has no room for. The system grants memory that it has
-            not got and ends processes once it is touched: this one, or the whole container.
+        MemoryError: for a dense or packed corpus, or the inputs of a processor's cell, that host memory has no room
+            for. The system grants memory that it has not got and ends processes once it is touched: this one, or the
+            whole container.
     """
     if cell.op == "search":
         cell = cell.model_copy(update={"B": drawn_documents(cell)})
+    if device == "cpu":
+        _refuse_beyond_free(drawn_bytes(cell, set_index), "the inputs take")
     if cell.op != "search" or device != "cuda":
         return make_inputs(cell, device, set_index)
     if cell.layout == "packed":
@@ -91,9 +93,14 @@ def _expect_room(nbytes: int, pinned: bool) -> None:
     nbytes = 1 << (nbytes - 1).bit_length() if pinned else nbytes
     if nbytes > _HOST_SHARE * memory.available_bytes("cpu"):
         memory.release_pinned()  # of earlier corpora, which one process keeps for the next
+    _refuse_beyond_free(nbytes, "the corpus takes")
+
+
+def _refuse_beyond_free(nbytes: int, told: str) -> None:
+    """Raises MemoryError, which begins as `told`, for more bytes than host memory has free."""
     free = memory.available_bytes("cpu")
     if nbytes > _HOST_SHARE * free:
-        raise MemoryError(f"the corpus takes {nbytes / 1e9:.1f} GB of host memory, where {free / 1e9:.1f} GB are free")
+        raise MemoryError(f"{told} {nbytes / 1e9:.1f} GB of host memory, where {free / 1e9:.1f} GB are free")
 
 
 def _packed_corpus(cell: Cell, device: str, set_index: int) -> Inputs:
@@ -103,8 +110,7 @@ def _packed_corpus(cell: Cell, device: str, set_index: int) -> Inputs:
     assert cell.B is not None
     assert cell.d is not None
     queries = make_inputs(cell.model_copy(update={"B": 1}), device, set_index)
-    name = cell.length_distribution or f"uniform:1:{cell.Ld}"
-    lengths = torch.from_numpy(draw_lengths(name, cell.B, seed=cell.seed + 7919 * set_index, Ld=cell.Ld or 1))
+    lengths = torch.from_numpy(document_lengths(cell, cell.B, set_index))
     offsets = torch.zeros(cell.B + 1, dtype=torch.int64)
     torch.cumsum(lengths, 0, out=offsets[1:])
     _expect_room(max(1, int(offsets[-1])) * cell.d * queries.D.element_size(), pinned=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from maxsim_bench.backends.inputs import InputError, make_inputs, padded_documents, unit_vectors
+from maxsim_bench.backends.inputs import InputError, drawn_bytes, make_inputs, padded_documents, unit_vectors
 from maxsim_bench.declare.cell import Cell
 
 BASE = Cell(experiment="t", gpu="cpu", op="forward", Nq=2, B=5, Lq=3, Ld=11, d=8, dtype="fp16", layout="dense")
@@ -44,6 +46,18 @@ def test_packed_rows_pad_back_to_the_same_documents() -> None:
     assert inputs.cu_seqlens is not None
     for i, (start, end) in enumerate(zip(inputs.cu_seqlens[:-1], inputs.cu_seqlens[1:], strict=True)):
         assert torch.equal(D[i, : lengths[i]], inputs.D[start:end])
+
+
+@pytest.mark.parametrize("changes", [
+    {}, {"layout": "masked"}, {"layout": "packed"}, {"layout": "packed", "length_distribution": "lognormal:1:1"},
+    {"pairing": "candidates"}, {"pairing": "pairs", "B": 2}, {"variant": "corpus=9"}, {"dtype": "fp32"},
+    {"variant": "reference=unrounded"},
+])  # fmt: skip
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_bytes_that_are_drawn_are_known_before(changes: dict[str, Any], index: int) -> None:
+    cell = BASE.model_copy(update=changes)
+    inputs = make_inputs(cell, "cpu", index)
+    assert drawn_bytes(cell, index) == sum(t.nbytes for t in (inputs.Q, inputs.D, *(inputs.exact or ())))
 
 
 def test_a_missing_axis_is_named() -> None:

@@ -10,6 +10,7 @@ from maxsim_bench.declare.experiment import DeclarationError, Experiment, parse_
 from maxsim_bench.declare.load import load, load_directory
 
 KNOWN = ("eager", "fused", "chunked")
+COLLECTIONS = ("cranfield", "scifact")
 GOOD = """\
 name = "tiny"
 title = "A tiny grid"
@@ -30,7 +31,7 @@ def problems(tmp_path: Path, text: str, name: str = "tiny.toml") -> list[str]:
     path = tmp_path / name
     path.write_text(text, encoding="utf-8")
     with pytest.raises(DeclarationError) as caught:
-        load(path, KNOWN)
+        load(path, KNOWN, COLLECTIONS)
     return [p.removeprefix(f"{tmp_path}/") for p in caught.value.problems]
 
 
@@ -170,6 +171,88 @@ def test_a_grid_declared_in_code_says_which_axis_takes_which_words(given: object
         experiment.cells("h200")
     assert caught.value.problems == [
         f"tiny: axes.pairing: pairing = {value!r}, but input should be 'all', 'pairs' or 'candidates'."
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("uniform:9:3", "it is not uniform:LOW:HIGH with whole numbers, 0 <= LOW <= HIGH"),
+        ("uniform:1", "it is not uniform:LOW:HIGH with whole numbers, 0 <= LOW <= HIGH"),
+        ("lognormal:4:-1", "it is not lognormal:MU:SIGMA or lognormal:MU:SIGMA:LOW:HIGH with finite MU, SIGMA >= 0 and "
+         "whole 0 <= LOW <= HIGH"),
+        ("unifrom:1:4", "there is no such distribution. Did you mean 'uniform'? Write uniform:LOW:HIGH, "
+         "lognormal:MU:SIGMA or lognormal:MU:SIGMA:LOW:HIGH, or the name of a collection: cranfield, scifact"),
+        ("scifakt", "there is no such distribution. Did you mean 'scifact'? Write uniform:LOW:HIGH, "
+         "lognormal:MU:SIGMA or lognormal:MU:SIGMA:LOW:HIGH, or the name of a collection: cranfield, scifact"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("table", ["axes", "profiles.smoke.axes"])
+def test_lengths_that_nothing_can_draw_are_told_where_they_are_declared(
+    tmp_path: Path, table: str, given: str, told: str
+) -> None:
+    """They were rows `error`, the whole grid of them, once it ran."""
+    text = f'{GOOD}layout = "packed"\n[profiles.smoke.axes]\n' if "." in table else f'{GOOD}layout = "packed"\n'
+    assert problems(tmp_path, f'{text}length_distribution = ["scifact", "{given}"]\n') == [
+        f"tiny.toml:{15 if '.' in table else 14}: {table}.length_distribution: length_distribution = {given!r}, but "
+        f"{told}. Remove or correct it."
+    ]
+
+
+RAGGED = f"""{GOOD.replace('"Lq, Ld" = [[32, 300]]', '"Lq, Ld" = [[32, 300], [32, 100]]')}layout = ["masked", "dense"]
+length_distribution = ["uniform:9:200", "lognormal:4:1:9:400", "scifact", "none"]
+"""
+BEYOND = (
+    "length_distribution = 'uniform:9:200', but HIGH = 200 exceeds Ld = 100. Lower it, or raise Ld, "
+    "or leave such cells out."
+)
+
+
+def test_uniform_lengths_beyond_a_documents_are_told_unless_such_cells_are_left_out(tmp_path: Path) -> None:
+    """Others are cut at Ld, and dense documents have no lengths."""
+    assert problems(tmp_path, RAGGED) == [f"tiny.toml:14: axes.length_distribution: {BEYOND}"]
+    rule = '[[leave_out]]\nwhen = { Ld = 100, length_distribution = "uniform:9:200" }\nwhy = "w"\n'
+    path = tmp_path / "tiny.toml"
+    path.write_text(RAGGED + rule)
+    assert load(path, KNOWN, COLLECTIONS).cells("h200")
+    assert problems(tmp_path, f"{RAGGED}{rule}[profiles.smoke]\naxes = {{ Lq = 1, Ld = [50, 200] }}\n") == [
+        f"tiny.toml:14: axes.length_distribution: {BEYOND.replace('100', '50')}"
+    ]
+    linked = GOOD.replace('"Lq, Ld" = [[32, 300]]', 'Lq = 32\n"Ld, length_distribution" = [[300, "uniform:1:300"]]')
+    linked += 'layout = "packed"\n[profiles.smoke.axes]\n"Ld, length_distribution" = [[30, "uniform:1:40"]]\n'
+    assert problems(tmp_path, linked) == [
+        "tiny.toml:16: profiles.smoke.axes.Ld, length_distribution: length_distribution = 'uniform:1:40', but "
+        "HIGH = 40 exceeds Ld = 30. Lower it, or raise Ld, or leave such cells out."
+    ]
+
+
+def test_lengths_beyond_a_document_are_told_where_one_card_of_any_has_the_cell(tmp_path: Path) -> None:
+    only = '[[leave_out]]\nwhen = { Ld = 100, gpu = { not = "l4" } }\nwhy = "w"\n'
+    assert problems(tmp_path, RAGGED + only) == [f"tiny.toml:14: axes.length_distribution: {BEYOND}"]
+
+
+@pytest.mark.parametrize(("given", "told"), [("uniform:9:3", "it is not uniform:LOW:HIGH"), ("uniform:1:9", "exceeds")])
+def test_lengths_of_a_grid_declared_in_code_are_told_when_it_is_expanded(given: str, told: str) -> None:
+    axes = {"Ld": 8, "layout": "packed", "length_distribution": given}
+    experiment = Experiment(name="tiny", title="t", backends=("eager",), axes=axes)
+    with pytest.raises(DeclarationError, match=f"tiny: axes.length_distribution: .* = {given!r}, but .*{told}"):
+        experiment.cells("h200")
+
+
+def test_a_condition_on_lengths_that_no_cell_has_never_holds(tmp_path: Path) -> None:
+    rule = '[[leave_out]]\nwhen = { length_distribution = "uniform:9:3" }\nwhy = "w"\n'
+    assert problems(tmp_path, GOOD + rule) == [
+        "tiny.toml:14: leave_out.when.length_distribution: 'uniform:9:3' never holds: it is not uniform:LOW:HIGH with "
+        "whole numbers, 0 <= LOW <= HIGH."
+    ]
+
+
+def test_a_constraint_of_a_profile_names_backends_of_the_experiment(tmp_path: Path) -> None:
+    """One of several names that is mistyped leaves nothing out, beside others that do."""
+    rule = '[[profiles.smoke.leave_out]]\nwhen = { B = 1 }\nwhy = "w"\nbackends = ["fuse", "eager"]\n'
+    assert problems(tmp_path, GOOD + rule) == [
+        "tiny.toml:16: profiles.smoke.leave_out.backends: 'fuse' is not among the backends of this experiment. "
+        "Did you mean 'fused'?"
     ]
 
 

@@ -126,8 +126,9 @@ def test_added_rows_that_contradict_their_samples_are_told(tmp_path: Path, row: 
     append_samples(source, {row(1).key: {"ms": [1.1]}, row(2).key: {"ms": [4.2]}, row(3).key: {"ms": ["fast"]}})
     (done,) = merge([source], tmp_path / "out")
     assert done.added == 3
-    assert [told.partition(". ")[0] for told in done.lost] == [
+    assert done.lost == ()
+    assert [told.partition(". ")[0] for told in done.contradicted] == [
         f"{source}: latency_ms is 2.1, but the median of its samples is 4.2 ({row(2).key})",
         f"{source}: a sample is fast, no number, ({row(3).key})",
     ]
-    assert merge([source], tmp_path / "out")[0].lost == ()
+    assert merge([source], tmp_path / "out")[0].contradicted == ()

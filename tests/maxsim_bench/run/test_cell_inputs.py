@@ -85,6 +85,26 @@ def test_pinned_memory_of_earlier_corpora_is_given_back_before_the_next_is_refus
     assert draw_inputs(cell, "cuda", 0).D.numel()
 
 
+@pytest.mark.parametrize(("op", "layout", "nbytes"), [
+    ("forward", "dense", (5000 * 2 + 3 * 5) * 4 * 2), ("search", "dense", (5000 * 2 + 3 * 5) * 4 * 2),
+    ("training_step", "packed", None),
+])  # fmt: skip
+def test_inputs_of_a_processors_cell_are_refused_before_they_are_drawn(
+    monkeypatch: pytest.MonkeyPatch, op: str, layout: str, nbytes: int | None
+) -> None:
+    """What is free decides, and of packed documents what their lengths add up to, not Ld."""
+    cell = PAGEABLE.model_copy(update={"op": op, "layout": layout, "variant": None})
+    drawn = draw_inputs(cell, "cpu", 0)
+    needed = drawn.Q.nbytes + drawn.D.nbytes
+    assert nbytes in (needed, None)
+    monkeypatch.setattr(cell_inputs.memory, "available_bytes", lambda device: {"cpu": needed * 1.1}[device])
+    assert draw_inputs(cell, "cpu", 0).D.nbytes == drawn.D.nbytes
+    monkeypatch.setattr(cell_inputs.memory, "available_bytes", lambda device: {"cpu": needed}[device])
+    monkeypatch.setattr(cell_inputs, "make_inputs", lambda *_: pytest.fail("drawn"))
+    with pytest.raises(MemoryError, match=r"the inputs take 0\.0 GB of host memory, where 0\.0 GB are free"):
+        draw_inputs(cell, "cpu", 0)
+
+
 @pytest.mark.gpu
 def test_a_packed_corpus_has_the_lengths_of_its_distribution_and_unit_rows_in_pinned_memory() -> None:
     made = draw_inputs(CELL, "cuda", 0)

@@ -196,6 +196,20 @@ def test_inputs_that_do_not_fit_are_oom_for_every_backend(measure: Measure) -> N
     assert all("do not fit" in (row.error or "") for row in rows)
 
 
+def test_inputs_that_host_memory_has_no_room_for_are_oom_with_both_sizes(
+    measure: Measure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """12.8 GB that a system would grant, and end the process that fills them."""
+    from maxsim_bench.run import cell_inputs
+
+    monkeypatch.setattr(cell_inputs.memory, "available_bytes", lambda *_: 8 * 10**9)
+    monkeypatch.setattr(cell_inputs, "make_inputs", lambda *_: pytest.fail("drawn"))
+    rows = measure("honest", "honest_too", B=250_000, Ld=100, d=128).rows
+    assert [row.status for row in rows] == ["oom", "oom"]
+    told = "the inputs take 12.8 GB of host memory, where 8.0 GB are free"
+    assert all(told in (row.error or "") for row in rows)
+
+
 @pytest.mark.parametrize("call", [1, 2, 3, 4, 5, 7])
 @pytest.mark.parametrize(
     "helper",
