@@ -308,8 +308,9 @@ def log_ticks(ax: Any, low: float, high: float, word: Callable[[float], str] = p
         return sorted(kept)
 
     ticks = within(1.0)
-    if len(ticks) < 3 and len(between := thinned(1.0, 2.0, 5.0)) > len(ticks):
-        ticks = between
+    between = thinned(1.0, 2.0, 5.0)
+    if len(ticks) < 2 or (len(ticks) < 3 and between == sorted(within(1.0, 2.0, 5.0))):
+        ticks = between  # beside two decades all of them, or the steps would be uneven
     if len(ticks) < 2:
         ticks = thinned(1.0, 2.0, 5.0, 3.0, 1.5, 4.0, 7.0)
     if len(ticks) < 2:
