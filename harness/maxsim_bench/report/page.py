@@ -26,6 +26,7 @@ from maxsim_bench.report.sidecar import Sidecar
 from maxsim_bench.report.tables import templates
 
 LONG = 12  # lines of a table that is shown at once; longer ones open on a click
+_REASON = 160  # characters of why a row failed
 # Groups with a place of their own on the page; the others are experiments.
 _OWN_PLACES = ("summary", "goals", "claims", "losses")
 _META = re.compile(r'<meta name="data-sha256" content="([0-9a-f]{64})">')
@@ -171,13 +172,23 @@ def failures(frame: pd.DataFrame) -> list[dict[str, Any]]:
     failed = frame[~frame["status"].isin(("ok", "unsupported"))]
     if failed.empty:
         return []
-    reason = failed["error"].fillna("").str.slice(0, 160)
+    reason = failed["error"].fillna("").map(lambda text: shortened(text, _REASON))
     grouped = failed.assign(reason=reason).groupby(["device", "experiment", "backend", "status", "reason"], sort=True)
     return [
-        {"device": d, "experiment": e, "backend": b, "status": s, "reason": r, "cells": len(rows),
+        {"device": d, "experiment": e, "backend": names.backend(str(b)), "status": s, "reason": r, "cells": len(rows),
          "cell": rows["cell_hash"].iloc[0]}
         for (d, e, b, s, r), rows in grouped
     ]  # fmt: skip
+
+
+def shortened(text: str, most: int) -> str:
+    """A text by its beginning, which ends with a sentence or else a word, and says so where more follows."""
+    if len(text) <= most:
+        return text
+    start = text[: most - 2]
+    ends = [found.end() for found in re.finditer(r"[.!?;](?=\s)", start) if found.end() > most // 3]
+    cut = start[: ends[-1]] if ends else (start if text[most - 2].isspace() else start.rpartition(" ")[0] or start)
+    return f"{cut.rstrip()} …"
 
 
 def _elements(verdicts: Ledger) -> list[dict[str, Any]]:

@@ -1,18 +1,19 @@
 """The report as one PDF to be read and handed on: what the page shows, without what only a click can open.
 
 Room: `report`. May import: record, declare. In: the tables, pictures, ledger and environments of a report that was
-written; out: summary, environment, protocol, results, goals, verdicts, what failed, what was not measured.
+written; out: summary, environment, protocol, results, goals, verdicts, what failed, what was not measured, sessions.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maxsim_bench.report import names
 from maxsim_bench.report.figures import Figure
-from maxsim_bench.report.page import PROTOCOL, coverage, environments, failures, page_hash
+from maxsim_bench.report.page import PROTOCOL, coverage, environments, failures, page_hash, shortened
 from maxsim_bench.report.sheets import Sheets, sheets
 from maxsim_bench.report.tables import Table
 
@@ -34,7 +35,7 @@ COLUMNS = {
     "goals/": ("goal", "bound", "worst", "rows", "verdict", "before", "missed", "binds"),
     "claims/differs": ("element", "metric", "published", "published_on", "measured", "measured_by", "ours", "why"),
 }
-_LONGEST = 320  # letters of a table's cell
+_LONGEST = 600  # characters of a table's cell
 
 
 def write_pdf(report: Report, figures: Path, path: Path) -> Path:
@@ -70,6 +71,7 @@ def write_pdf(report: Report, figures: Path, path: Path) -> Path:
             _table(out, tables[name])
         _failed(out, report, tables)
         _missing(out, report, tables)
+        _sessions(out, report)
     return path
 
 
@@ -98,10 +100,6 @@ def _environment(out: Sheets, report: Report) -> None:
     first: dict[str, Any] = known[0]["facts"]
     out.paragraph(f"{known[0]['id']}: {known[0]['rows']} rows.")
     out.table(["what", "value"], [False, False], [[str(k), str(v)] for k, v in first.items()])
-    sessions = [[s["began"], s["rows"], s["commit"], s["reached"]] for e in known for s in e["sessions"]]
-    if sessions:
-        out.paragraph("Sessions, of every environment:")
-        out.table(["session began", "rows", "commit", "ceilings reached in it"], [False, True, False, False], sessions)
     others = []
     for one in known[1:]:
         apart = {k: one["facts"].get(k, "not recorded") for k in first if one["facts"].get(k) != first[k]}
@@ -111,9 +109,20 @@ def _environment(out: Sheets, report: Report) -> None:
         out.table(["environment", "rows", "differs in"], [False, True, False], others)
 
 
+def _sessions(out: Sheets, report: Report) -> None:
+    """Last: pages of it say under what the numbers came about, and nobody reads it before them."""
+    told = [
+        [s["began"], s["rows"], s["commit"], s["reached"]] for e in environments(report.results) for s in e["sessions"]
+    ]
+    if told:
+        out.heading("Appendix: sessions of every environment")
+        lines = sorted(told, key=lambda line: (not line[0][:1].isdigit(), line[0]))  # what has no date is last
+        out.table(["session began", "rows", "commit", "ceilings reached in it"], [False, True, False, False], lines)
+
+
 def _table(out: Sheets, table: Table) -> None:
     out.heading(table.title + (f" ({table.element})" if table.element else ""), level=2)
-    cells = [[_short(text) for text in line] for line in table.cells()]
+    cells = [[_policies(_short(text)) for text in line] for line in table.cells()]
     wanted = next((keys for start, keys in COLUMNS.items() if table.name.startswith(start)), None)
     kept = [
         i
@@ -133,13 +142,18 @@ def _table(out: Sheets, table: Table) -> None:
 def _short(text: str) -> str:
     """A long number to four digits, a long message by its beginning: the CSV has them whole."""
     if len(text) > _LONGEST:
-        return text[: _LONGEST - 1] + "…"
+        return shortened(text, _LONGEST)
     if len(text) > 9:
         try:
             return names.number(float(text), 4)
         except ValueError:
             return text
     return text
+
+
+def _policies(text: str) -> str:
+    """A timing policy as `names` words it, where a place is told by its axes."""
+    return re.sub(r"\btiming_policy = (\w+)", lambda found: names.POLICIES.get(found[1], found[0]), text)
 
 
 def _picture(out: Sheets, figure: Figure, folder: Path) -> None:

@@ -7,6 +7,7 @@ several pages.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
@@ -22,6 +23,9 @@ MARGIN = 48.0
 _BODY, _SMALL, _TABLE = 8.5, 7.0, 6.0
 _LEAD = 1.38  # line distance over font size
 _GAP = 7.0  # between columns
+_LEAST = 50.0  # width of a column of prose while others have room to give
+# After what a word may be broken: no number (2.6e-04, 1,024) is.
+_BREAK = re.compile(r"[;=/]|,(?!\d)|(?<=\w)(?<!\d[eE])-")
 
 
 @lru_cache(maxsize=4096)
@@ -54,10 +58,13 @@ def wrapped(text: str, size: float, room: float, *, bold: bool = False) -> list[
 
 
 def _cut(word: str, size: float, room: float, bold: bool) -> Iterator[str]:
+    """Parts of a word that fit, which end at punctuation where one does."""
     while word:
         end = len(word)
         while end > 1 and width(word[:end], size, bold=bold) > room:
             end -= 1
+        if end < len(word):
+            end = max((found.end() for found in _BREAK.finditer(word) if found.end() <= end), default=end)
         yield word[:end]
         word = word[end:]
 
@@ -201,24 +208,72 @@ def _tall(texts: Sequence[Sequence[str]]) -> float:
 
 
 def _widths(headers: Sequence[str], cells: Sequence[Sequence[str]], room: float) -> list[float]:
-    """Points for each column: what its widest text takes; where that is too much, wide columns share what is left."""
+    """Points for each column: what its widest text takes; where that is too much, wide columns share what is left.
+
+    None becomes narrower than its widest word while others have room to give.
+    """
     room -= _GAP * (len(headers) - 1)
-    body = [max((width(line[i], _TABLE) for line in cells), default=0.0) for i in range(len(headers))]
+    among = range(len(headers))
+    body = [max((width(line[i], _TABLE) for line in cells), default=0.0) for i in among]
     # a head wraps at its words; what stands below it asks for the width
     words = [max((width(word, _TABLE, bold=True) for word in head.split()), default=0.0) for head in headers]
     wanted = [max(below, head) + 0.5 for below, head in zip(body, words, strict=True)]
     if sum(wanted) <= room:
         return wanted
-    left, narrow = room, 0
-    for place, one in enumerate(sorted(wanted)):  # what takes less than an equal share keeps what it wants
-        if one > left / (len(wanted) - place):
+    least = _least(headers, cells, wanted, room)
+    widths: dict[int, float] = {}
+    left = room
+    for place, i in enumerate(sorted(among, key=wanted.__getitem__)):
+        if wanted[i] > left / (len(wanted) - place):
             break
-        left, narrow = left - one, place + 1
-    limit = sorted(wanted)[narrow]
+        widths[i], left = wanted[i], left - wanted[i]  # what takes less than an equal share keeps what it wants
+    if sum(widths.values()) + sum(least[i] for i in among if i not in widths) > room + 1e-6:
+        widths = {}
     # the others share by the text that they hold in all, and twice the text gets less than twice the width
-    held = [sum(width(line[i], _TABLE) for line in cells) for i in range(len(headers))]
-    weights = [max(text, one) ** 0.5 if one >= limit else 0.0 for text, one in zip(held, wanted, strict=True)]
-    return [left * weight / sum(weights) if weight else one for one, weight in zip(wanted, weights, strict=True)]
+    held = [max(sum(width(line[i], _TABLE) for line in cells), wanted[i]) ** 0.5 for i in among]
+    while free := [i for i in among if i not in widths]:
+        left = room - sum(widths.values())
+        given = {i: left * held[i] / sum(held[j] for j in free) for i in free}
+        short = {i: least[i] for i in free if given[i] < least[i]}
+        over = {i: wanted[i] for i in free if given[i] > wanted[i]}
+        lacking = sum(least[i] - given[i] for i in short)
+        spare = sum(given[i] - wanted[i] for i in over)
+        widths |= (short if lacking > spare else over) or short or given
+    return [widths[i] for i in among]
+
+
+def _least(headers: Sequence[str], cells: Sequence[Sequence[str]], wanted: Sequence[float], room: float) -> list[float]:
+    """Points below which no column goes, together at most `room`: the widest word, else the widest part of one."""
+    whole, parts = [], []
+    for i, head in enumerate(headers):
+        texts = [(word, True) for word in head.split()]
+        texts += [(word, False) for word in {word for line in cells for word in line[i].split()}]
+        whole.append(max((width(word, _TABLE, bold=bold) for word, bold in texts), default=0.0) + 0.5)
+        pieces = [(part, bold) for word, bold in texts for part in _parts(word)]
+        parts.append(max((width(part, _TABLE, bold=bold) for part, bold in pieces), default=0.0) + 0.5)
+    least = [max(word, min(want, _LEAST)) for word, want in zip(whole, wanted, strict=True)]
+    for lower in (whole, parts):  # the widest first
+        for i in sorted(range(len(least)), key=lambda i: -least[i]):
+            if sum(least) > room:
+                least[i] = lower[i]
+    if sum(least) <= room:
+        return least
+    left, most = room, 0.0  # no word that is wider than the page can be kept whole
+    for place, one in enumerate(sorted(least)):
+        most = left / (len(least) - place)
+        if one > most:
+            break
+        left -= one
+    return [min(one, most) for one in least]
+
+
+def _parts(word: str) -> Iterator[str]:
+    start = 0
+    for found in _BREAK.finditer(word):
+        yield word[start : found.end()]
+        start = found.end()
+    if start < len(word):
+        yield word[start:]
 
 
 @contextmanager

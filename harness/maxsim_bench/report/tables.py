@@ -1,12 +1,13 @@
 """One table, three spellings: Markdown for readers of the repository, LaTeX (booktabs) for a paper, CSV for a program.
 
-Room: `report`. Imports nothing else of ours but `names`.
+Room: `report`. Imports nothing else of ours but `names` and `latex`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -16,16 +17,9 @@ import jinja2
 import pandas as pd
 
 from maxsim_bench.report import names
+from maxsim_bench.report.latex import KEYS, latex_escape, layout
 
 Format = Callable[[Any], str]
-
-_LATEX = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "×": r"$\times$", "≥": r"$\geq$", "≤": r"$\leq$",
-    "−": r"$-$", "–": "--", "Δ": r"$\Delta$", "µ": r"$\mu$", "±": r"$\pm$", "·": r"$\cdot$",
-    "⌈": r"$\lceil$", "⌉": r"$\rceil$",
-    "→": r"$\rightarrow$", "²": r"\textsuperscript{2}", "³": r"\textsuperscript{3}", "…": r"\ldots{}",
-}  # fmt: skip
 
 
 def shown(value: Any) -> str:
@@ -96,12 +90,38 @@ class Table:
         return _render("table.md.j2", self)
 
     def latex(self) -> str:
-        """A `table` with booktabs rules; needs \\usepackage{booktabs}."""
-        return _render("table.tex.j2", self.narrow())
+        """A `table` with booktabs rules, as wide as `layout` says; its first line names the packages that it needs."""
+        shown = self.for_paper()
+        return templates().get_template("table.tex.j2").render(table=shown, layout=layout(shown))
 
     def narrow(self) -> Table:
         """Without the columns that need room."""
         return replace(self, columns=[column for column in self.columns if not column.roomy])
+
+    def for_paper(self) -> Table:
+        """Without what needs room, hashes of cells, and axes with one value in all lines, which the caption tells."""
+        table, caption = self.narrow(), self.caption
+        for column in self.columns:
+            if column.roomy:  # nor does the caption explain it
+                caption = re.sub(rf"\s*\b{re.escape(column.key.capitalize())}: [^.]*\.", "", caption).strip()
+        columns: list[Column] = []
+        told: list[str] = []
+        for column in table.columns:
+            values = {column.format(value) for value in table.frame[column.key]}
+            if column.format is CELL.format:
+                continue
+            if column.key not in KEYS or len(values) != 1 or len(table.frame) < 2:
+                columns.append(column)
+                continue
+            (value,) = values
+            said = value if column.key in ("device", "gpu") else f"{column.key} = {value}"
+            known = re.search(rf"(?<!\w){re.escape(said)}(?!\w)", f"{self.title} {caption}")
+            if value not in ("", "–") and not known:
+                told.append(f"{column.header} = {value}")
+        if not columns:
+            return table
+        caption = " ".join(text for text in (caption, ", ".join(told) + "." * bool(told)) if text)
+        return replace(table, columns=columns, caption=caption)
 
     def csv(self) -> str:
         """Unrounded values under the keys of the columns."""
@@ -112,11 +132,6 @@ class Table:
         told = "\x1f".join([self.title, self.caption, *(c.header for c in self.columns), *self.notes])
         body = "\x1e".join("\x1f".join(line) for line in self.cells())
         return hashlib.sha256(f"{told}\x1e{body}\x1e{self.csv()}".encode()).hexdigest()
-
-
-def latex_escape(text: str) -> str:
-    """Text that LaTeX prints as it stands."""
-    return "".join(_LATEX.get(character, character) for character in text)
 
 
 def markdown_escape(text: str) -> str:

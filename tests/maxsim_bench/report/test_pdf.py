@@ -11,7 +11,7 @@ import pytest
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import pdf as document
 from maxsim_bench.report.build import Places, Report, build_report, compose
-from maxsim_bench.report.page import page_hash
+from maxsim_bench.report.page import page_hash, shortened
 from maxsim_bench.report.pdf import write_pdf
 from maxsim_bench.report.sheets import _GAP, _TABLE, Sheets, _widths, sheets, width, wrapped
 
@@ -49,6 +49,57 @@ def test_columns_fit_between_the_margins(cells: list[list[str]]) -> None:
     assert sum(widths) + _GAP * 2 <= room + 1e-6
     short = [i for i in range(3) if max(len(line[i]) for line in cells) < 6]
     assert all(widths[i] >= max(width(line[i], _TABLE) for line in cells) for i in short), "numbers never wrap"
+
+
+def _broken(headers: list[str], cells: list[list[str]], room: float) -> list[str]:
+    """Words of a table that do not stand whole on a line."""
+    widths = _widths(headers, cells, room)
+    assert sum(widths) + _GAP * (len(widths) - 1) <= room + 1e-6
+    found = []
+    for texts, bold in ((headers, True), *((line, False) for line in cells)):
+        for text, across in zip(texts, widths, strict=True):
+            whole = set(" ".join(wrapped(text, _TABLE, across, bold=bold)).split())
+            found += [word for word in text.split() if word not in whole]
+    return found
+
+
+def test_words_and_numbers_are_whole_while_prose_has_room_to_give() -> None:
+    headers = ["collection", "backend", "flash-maxsim", *(f"nDCG@{k}0" for k in range(1, 9)), "remark"]
+    line = ["NanoBEIR of one", "all-gather, eager", "0.123", *["2.62e-04"] * 8, "words of a remark that goes on " * 20]
+    assert _broken(headers, [line] * 30, 490.0) == []
+    assert _broken(["a", "b", "c"], [["unbreakable" * 4, "short ones " * 40, "more words " * 50]], 300.0) == []
+
+
+@pytest.mark.parametrize(
+    ("word", "lines"),
+    [
+        ("flash-maxsim/compiled;eager", ["flash-", "maxsim/", "compiled;", "eager"]),
+        ("timing=cold,warm", ["timing=", "cold,", "warm"]),
+        ("2.62e-04", ["2.62e-", "04"]),  # a number has no place to break, so it is cut where it must be
+    ],
+)
+def test_a_word_that_must_be_broken_is_broken_at_its_punctuation(word: str, lines: list[str]) -> None:
+    assert wrapped(word, 10.0, max(width(line, 10.0) for line in lines) + 0.01) == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "most", "shown"),
+    [
+        ("It is short.", 20, "It is short."),
+        ("One sentence. Another that is too long to be shown.", 30, "One sentence. …"),
+        ("words that have no end of a sentence", 20, "words that have no …"),
+        ("Including non-PyTorch memory", 24, "Including non-PyTorch …"),
+        ("x" * 30, 20, "x" * 18 + " …"),
+    ],
+)
+def test_a_long_text_is_cut_at_a_sentence_or_a_word(text: str, most: int, shown: str) -> None:
+    assert shortened(text, most) == shown
+    assert len(shown) <= most
+
+
+def test_a_policy_is_told_in_words_where_it_is_an_axis() -> None:
+    assert document._policies("int8: B = 10, timing_policy = cold_l2") == "int8: B = 10, cold L2"
+    assert document._policies("timing_policy = another") == "timing_policy = another"
 
 
 def _document(path: Path) -> Path:
@@ -107,12 +158,18 @@ def test_it_reads_from_the_summary_to_what_was_not_measured(
     monkeypatch.setattr(Sheets, "heading", note_heading)
     monkeypatch.setattr(Sheets, "table", note_table)
     monkeypatch.setattr(document, "PICTURES", ())
+    dates = ("2026-03-01", "2026-01-01", "2026-02-01")
+    sessions = [{"began": date, "rows": "1", "commit": "", "reached": "SESSION"} for date in dates]
+    known = {"id": "e", "rows": 3, "facts": {"gpu": "x"}, "sessions": sessions}
+    monkeypatch.setattr(document, "environments", lambda results: [known])
     path = write_pdf(report, tmp_path, tmp_path / "report.pdf")
     assert headings == [
         "Summary", "Environment", "Protocol", "Results", "Goals", "Claims of the paper", "What failed",
-        "What was not measured",
+        "What was not measured", "Appendix: sessions of every environment",
     ]  # fmt: skip
-    assert any("illegal memory access" in line for line in rows)
+    assert any("illegal memory access" in line and "LIK" in line for line in rows)
+    began = [line[0] for line in rows if line[-1] == "SESSION"]
+    assert began == sorted(dates)
     assert any("maxsim-bench run int8 --profile paper" in line for line in rows)
     content = path.read_bytes()
     assert content.startswith(b"%PDF-")

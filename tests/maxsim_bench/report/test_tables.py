@@ -15,9 +15,11 @@ from hypothesis import strategies as st
 
 from maxsim_bench.record.row import Row
 from maxsim_bench.report import names
+from maxsim_bench.report.build import Places, compose
 from maxsim_bench.report.elements import artefacts
+from maxsim_bench.report.latex import COLUMN, TEXT, latex_escape, layout
 from maxsim_bench.report.load import load
-from maxsim_bench.report.tables import CELL, Column, Table, latex_escape
+from maxsim_bench.report.tables import CELL, Column, Table
 
 DATA = Path(__file__).parent / "data"
 
@@ -65,6 +67,105 @@ def test_a_column_that_needs_room_stands_everywhere_but_in_latex() -> None:
     assert roomy.narrow().markdown() == table().markdown()
 
 
+def axes(**changes: Any) -> Table:
+    frame = pd.DataFrame({"device": ["h200", "h200"], "B": [1000, 2000], "ms": [1.0, 2.0], "cell_hash": ["ab" * 8] * 2})
+    columns = [Column("device", "GPU", names.card, right=False), Column("B", "B"), Column("ms", "ms"), CELL]
+    return table(columns=columns, frame=frame, **changes)
+
+
+def test_a_paper_gets_no_hashes_and_no_column_that_says_the_same_in_every_line() -> None:
+    assert [column.key for column in axes().for_paper().columns] == ["B", "ms"]
+    assert axes().for_paper().caption == "A caption. GPU = H200."
+    assert axes(caption="Measured on H200.").for_paper().caption == "Measured on H200."
+    assert axes(title="Times on H200").for_paper().caption == "A caption."
+    assert "| GPU | B | ms | cell |" in axes().markdown(), "readers of the repository have them"
+    one = replace(axes(), frame=axes().frame[:1])
+    assert [column.key for column in one.for_paper().columns] == ["device", "B", "ms"], "a line alone keeps its axes"
+
+
+def test_a_caption_in_a_paper_explains_no_column_that_is_not_there() -> None:
+    columns = [*table().columns, Column("peers", "peers when it was set", roomy=True)]
+    told = table(columns=columns, frame=table().frame.assign(peers="x"), caption="A. Peers: what others had. B.")
+    assert told.for_paper().caption == "A. B."
+    assert "Peers: what others had." in told.markdown()
+
+
+def of(texts: dict[str, str], lines: int = 2, **changes: Any) -> Table:
+    """A table of equal lines; what is not called a number is a text."""
+    columns = [Column(key, key, right=key.startswith("n")) for key in texts]
+    return table(columns=columns, frame=pd.DataFrame([texts] * lines), **changes)
+
+
+def test_a_narrow_table_stands_in_a_column_and_a_wide_one_across_the_page() -> None:
+    assert r"\begin{table}[t]" in table().latex()
+    assert r"\centering\footnotesize" in table().latex()
+    wide = of({f"n{i}": "123.45" for i in range(10)})
+    assert layout(wide).width > COLUMN
+    assert r"\begin{table*}[t]" in wide.latex()
+    assert r"\end{table*}" in wide.latex()
+
+
+def test_a_head_that_is_wider_than_its_numbers_is_broken_at_its_words_and_hyphens() -> None:
+    columns = [Column(f"n{i}", "flash-maxsim time [ms]") for i in range(4)]
+    text = table(columns=columns, frame=pd.DataFrame([{f"n{i}": "1" for i in range(4)}])).latex()
+    assert r"\begin{tabular}[b]{@{}r@{}}flash-\\maxsim\\time\\{[}ms]\end{tabular}" in text, "no \\\\[ms]: a distance"
+    assert r"\begin{table}[t]" in text
+
+
+def test_prose_is_wrapped_and_numbers_are_not() -> None:
+    told = of({"what": "some words " * 30, "n": "0.123", "why": "other words of a reason " * 20})
+    (panel,) = layout(told).panels
+    assert panel.spec.count("p{") == 2
+    assert "}r>" in panel.spec
+    assert panel.width <= TEXT
+    key = of({"what": "some words " * 60, "where": "tests/a_long_path_of_a_file/of_tests " * 3})
+    assert r"tests/\allowbreak{}a\_\allowbreak{}long" in key.latex()
+
+
+def test_columns_that_do_not_fit_stand_in_panels_with_their_axes_in_each() -> None:
+    frame = pd.DataFrame([{"B": b, **{f"n{i}": 1234567.5 for i in range(20)}} for b in (1, 2)])
+    many = table(columns=[Column("B", "B"), *(Column(f"n{i}", f"n{i}", str) for i in range(20))], frame=frame)
+    panels = layout(many).panels
+    assert [panel.heads[0] for panel in panels] == ["B"] * len(panels)
+    assert len(panels) > 1
+    assert [head for panel in panels for head in panel.heads[1:]] == [f"n{i}" for i in range(20)], "each once"
+    assert layout(many).width <= TEXT
+    assert many.latex().count(r"\begin{tabular}{") == len(panels)
+
+
+def test_a_table_taller_than_a_page_goes_over_several_with_its_head_on_each() -> None:
+    assert "longtable" not in of({"n": "1"}, 45).latex().replace("% needs", "")
+    long = of({"n": "1"}, 46).latex()
+    assert r"\begin{longtable}{r}" in long
+    assert long.index(r"\midrule") < long.index(r"\endhead") < long.index(r"\endfoot")
+    assert r"\begin{table" not in long
+    assert r"\usepackage{array,booktabs,longtable}" in long
+    assert "longtable" in of({"a": "words of a long story " * 40}, 12).latex(), "wrapped lines count"
+
+
+def too_wide(tables: Any) -> set[str]:
+    return {
+        t.name for t in tables if isinstance(t, Table) and "tex" in t.spellings and layout(t.for_paper()).width > TEXT
+    }
+
+
+def test_made_up_tables_fit_a_page(made: Any, forward_rows: list[Row]) -> None:
+    cells = [
+        made.cell(experiment="int8", Nq=n, B=b, dtype=d)
+        for n in (1, 64)
+        for b in (1000, 20_000)
+        for d in ("fp16", "bf16")
+    ]
+    assert too_wide(artefacts(made.results([*forward_rows, *made.sweep(cells)]))) == set()
+    assert too_wide(artefacts(load([DATA / "results"]))) == set()
+
+
+@pytest.mark.slow
+def test_every_committed_table_fits_a_page() -> None:
+    root = Path(__file__).parents[3]
+    assert too_wide(compose([root / "results"], Places()).artefacts) == set()
+
+
 def test_any_change_of_a_value_a_header_or_the_title_changes_the_hash() -> None:
     same = table().data_hash()
     assert table().data_hash() == same
@@ -79,7 +180,10 @@ def test_any_change_of_a_value_a_header_or_the_title_changes_the_hash() -> None:
 def test_no_special_character_of_latex_survives_unescaped(text: str) -> None:
     escaped = latex_escape(text)
     stripped = escaped
-    for command in (r"\textbackslash{}", r"\textasciitilde{}", r"\textasciicircum{}", *("\\" + c for c in "&%$#_{}")):
+    for command in (
+        "{[}", "{*}", r"\textbackslash{}", r"\textasciitilde{}", r"\textasciicircum{}",
+        *("\\" + c for c in "&%$#_{}"),
+    ):  # fmt: skip
         stripped = stripped.replace(command, "")
     assert not set(stripped) & set("&%$#_{}\\~^")
 

@@ -48,7 +48,9 @@ def ledger_tables(verdicts: Ledger, results: Results) -> Iterator[Table]:
         "remarks",
     )
     yield Table(
-        "claims/differs", "Claims that differ", [_column(name) for name in shown], differing, sources,
+        "claims/differs", "Claims that differ",
+        [_column(name, roomy=name in ("published_on", "ours", "remarks")) for name in shown],
+        differing, sources,
         "Beyond the tolerance on the worse side, or outside a bound (<=, >=). An end of a published range is held to "
         "the tolerance. Remarks: why the two compare in part only, and other readings of the claim.",
     )  # fmt: skip
@@ -79,5 +81,5 @@ def _count(value: object) -> str:
     return "" if value == 0 else str(value)
 
 
-def _column(name: str) -> Column:
-    return Column(name, name.replace("_", " "), str, right=False)
+def _column(name: str, *, roomy: bool = False) -> Column:
+    return Column(name, name.replace("_", " "), str, right=False, roomy=roomy)

@@ -41,10 +41,10 @@ def goal_tables(
             Column("rows", "rows that meet it"),
             Column("verdict", "verdict", right=False),
             Column("before", "worst before, rows that met it"),
-            Column("at", "worst at", right=False),
-            Column("missed", "all that miss it, worst first", right=False),
-            Column("peers", "peers when it was set", right=False),
-            Column("binds", "what binds, or what measures it", right=False),
+            Column("at", "worst at", right=False, roomy=True),
+            Column("missed", "all that miss it, worst first", right=False, roomy=True),
+            Column("peers", "peers when it was set", right=False, roomy=True),
+            Column("binds", "what binds, or what measures it", right=False, roomy=True),
             replace(CELL, header="cell of the worst"),
         ]
         named = {name for goal in one.goals for name in goal.rows.experiment}
