@@ -316,8 +316,12 @@ def axis_of(cell: Cell, axis: str) -> Any:
     """The cell's value on an axis, "variant.<name>" included; None where unused."""
     if not axis.startswith(VARIANT):
         return getattr(cell, axis)
-    pairs = dict(pair.split("=", 1) for pair in (cell.variant or "").split(";") if pair)
-    return pairs.get(axis.removeprefix(VARIANT))
+    return variant_parts(cell.variant).get(axis.removeprefix(VARIANT))
+
+
+def variant_parts(variant: str | None) -> dict[str, str]:
+    """The parts of a variant by name: "loss=cross_entropy;stage=dd" → loss and stage; none of None."""
+    return dict(part.split("=", 1) for part in (variant or "").split(";") if part)
 
 
 _COMPARE = {

@@ -1,6 +1,6 @@
 """Which axes of an experiment vary, and which rows a figure over one of them shows.
 
-Room: `report`. Imports nothing else of ours but the report's own modules.
+Room: `report`. May import: declare.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from maxsim_bench.declare.experiment import variant_parts
 from maxsim_bench.report import names
 
 NUMERIC_AXES = ("B", "Nq", "Lq", "Ld", "d", "k")
@@ -87,7 +88,7 @@ def _titles(others: Sequence[str], chosen: Sequence[tuple[Any, ...]]) -> tuple[d
     shared: dict[str, Any] = {}
     titled = given
     if "variant" in (others[i] for i in differing):
-        variants = {key: names.parts(axes["variant"]) for key, axes in given.items()}
+        variants = {key: variant_parts(axes["variant"]) for key, axes in given.items()}
         every = list(dict.fromkeys(part for variant in variants.values() for part in variant))
         shared = {p: variants[chosen[0]].get(p) for p in every if len({v.get(p) for v in variants.values()}) == 1}
         titled = {

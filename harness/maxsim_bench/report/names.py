@@ -261,11 +261,6 @@ def _setting(axis: str, value: Any) -> list[str]:
     return [f"{label.replace('_', ' ')} = {axis_value(axis, value)}"]
 
 
-def parts(variant: str | None) -> dict[str, str | None]:
-    """The parts of a variant: "loss=cross_entropy;stage=dd" → loss and stage."""
-    return {key: value for key, _, value in (part.partition("=") for part in (variant or "").split(";")) if key}
-
-
 def _part(key: str, value: str | None) -> str:
     if key == "drawn":  # of a corpus: so many documents that differ, again and again
         return "all documents differ" if value is None else f"{count(float(value))} documents repeated"

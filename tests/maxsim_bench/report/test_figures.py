@@ -242,6 +242,8 @@ def test_one_data_set_has_one_panel_of_differences(made: Any) -> None:
     assert_readable(drawing)
     (ax,) = drawing.axes
     assert len(ax.containers) == 1, "a scorer that moves something; the other is named in the caption"
+    dashed = [line.get_xdata()[0] for line in ax.lines if line.get_linestyle() == "--"]
+    assert dashed == [-3.0, 3.0], "the limit for INT8, which the shaded one for exact scorers is not"
 
 
 def test_who_moved_a_query_has_a_row_of_its_own() -> None:

@@ -523,7 +523,7 @@ def _judged_status(claim: Claim, found: Answer, told: _Found, paper: Paper) -> _
     room, theirs = capacity(row.cell), paper.mapping.caps.get(claim.gpu)
     if claim.value == "oom" and row.status in _FAILED_FITS and room and theirs and room >= theirs:
         told.comparable = "yes: what does not fit in more memory does not fit in less"
-        told.verdict, told.why = "holds", f"{row.status} here, of {room / 1e9:.4g} GB"
+        told.verdict, told.why = "holds", f"{row.status} here too, with {room / 1e9:.4g} GB"
         return told
     if not _same_room(claim, row, paper):
         told.comparable = "no: another card has another amount of memory"

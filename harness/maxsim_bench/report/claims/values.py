@@ -145,7 +145,7 @@ def _kept_bytes(row: Row, peak: Peak) -> int:
         return kept.documents * (cell.Ld or 0) * (cell.d or 0) * kept.element_bytes - (row.peak_extra_bytes or 0)
     if kept.tensor == "fp32_gradients":  # beside those of 16 bits, where the newer version keeps no others
         few = min(cell.Nq or 1, documents) < 256 or (cell.Lq or 0) > 64
-        return 0 if few else 2 * (row.input_bytes or 0)
+        return 0 if few else (row.input_bytes or 0) // DTYPE_BYTES[cell.dtype or "fp16"] * kept.element_bytes
     if kept.tensor == "former_block":  # beside a full block; a single block has none before it
         block = cell.chunk or documents
         documents = max(0, min(block, documents - block))
